@@ -1,0 +1,27 @@
+"""SpecDec++ for Hugging Face transformers.
+
+Importing the package registers the acceptance head with PEFT and lets `generate` take `candidate_generator`.
+"""
+
+from .acceptance import AcceptanceHeadConfig
+from .candidate_generator import SpecDecPP
+from .compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
+from .generation import disable, enable
+from .statistics import GenerationStatistics, collect_stats
+from .stopping import StoppingConfig
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AcceptanceHeadConfig",
+    "CompactLlamaConfig",
+    "CompactLlamaForCausalLM",
+    "GenerationStatistics",
+    "SpecDecPP",
+    "StoppingConfig",
+    "collect_stats",
+    "disable",
+    "enable",
+]
+
+enable()

@@ -1,0 +1,24 @@
+"""The acceptance head as a PEFT method, in PEFT's own tuner layout. Importing the package registers it."""
+
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
+
+from .config import AcceptanceHeadConfig, AcceptancePeftType, model_signature
+from .head import AcceptanceHead
+from .layer import AcceptanceHeadLayer, acceptance_layer, listening
+from .model import AcceptanceHeadModel
+
+PEFT_TYPE_TO_CONFIG_MAPPING[AcceptancePeftType.ACCEPTANCE_HEAD] = AcceptanceHeadConfig
+PEFT_TYPE_TO_TUNER_MAPPING[AcceptancePeftType.ACCEPTANCE_HEAD] = AcceptanceHeadModel
+PEFT_TYPE_TO_PREFIX_MAPPING[AcceptancePeftType.ACCEPTANCE_HEAD] = AcceptanceHeadModel.prefix
+
+__all__ = [
+    "AcceptanceHead",
+    "AcceptanceHeadConfig",
+    "AcceptanceHeadLayer",
+    "AcceptanceHeadModel",
+    "AcceptancePeftType",
+    "acceptance_layer",
+    "listening",
+    "model_signature",
+]

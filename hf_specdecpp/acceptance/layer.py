@@ -1,0 +1,104 @@
+"""Mounts acceptance heads on the draft's output embedding, whose input is the hidden state that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from .config import AcceptanceHeadConfig
+from .head import AcceptanceHead
+
+
+@dataclass
+class Listener:
+    """Holds what the head made of the latest forward pass: calibrated logits of acceptance, (batch, length)."""
+
+    acceptance_logits: Tensor | None = None
+
+
+# A context variable, so that threads that share one draft each hear their own forward passes.
+_listener: ContextVar[Listener | None] = ContextVar("acceptance_listener", default=None)
+
+
+@contextmanager
+def listening() -> Iterator[Listener]:
+    """Within the context, forward passes of a draft also evaluate its active head; elsewhere a head costs nothing."""
+    listener = Listener()
+    token = _listener.set(listener)
+    try:
+        yield listener
+    finally:
+        _listener.reset(token)
+
+
+class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
+    """The draft's output embedding, with acceptance heads that can listen to its input.
+
+    The output is that of the wrapped layer, bit for bit.
+    """
+
+    adapter_layer_names = ("acceptance_head",)
+
+    def __init__(self, base_layer: nn.Module, adapter_name: str, config: AcceptanceHeadConfig):
+        super().__init__()
+        self.base_layer = base_layer
+        self.acceptance_head = nn.ModuleDict()
+        self.head_configs: dict[str, AcceptanceHeadConfig] = {}
+        self._active_adapter = adapter_name
+        self.update_layer(adapter_name, config)
+
+    def update_layer(self, adapter_name: str, config: AcceptanceHeadConfig) -> None:
+        """Adds a head, on the device of the wrapped layer; its dtype stays float32."""
+        head = AcceptanceHead(config.hidden_size, config.num_layers, config.tied)
+        if head.out.weight.device.type != "meta":
+            head.to(self.get_base_layer().weight.device)
+        self.acceptance_head[adapter_name] = head
+        self.head_configs[adapter_name] = config
+        self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
+
+    @property
+    def active_head_name(self) -> str | None:
+        """The head that listens now. Adapters of other methods may be active beside it; they are not looked at."""
+        if self.disable_adapters:
+            return None
+        names = [name for name in self.active_adapters if name in self.acceptance_head]
+        if len(names) > 1:
+            raise ValueError(f"one acceptance head can be active at a time, got {names}: choose one with set_adapter")
+        return names[0] if names else None
+
+    def forward(self, hidden_states: Tensor, *args, **kwargs) -> Tensor:
+        listener = _listener.get()
+        if listener is not None:
+            name = self.active_head_name
+            if name is not None:
+                with torch.no_grad():
+                    raw_logits = self.acceptance_head[name](hidden_states)
+                listener.acceptance_logits = self.head_configs[name].acceptance_logits(raw_logits)
+        return self.base_layer(hidden_states, *args, **kwargs)
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        raise NotImplementedError("an acceptance head changes no weights, so none can be merged; call `unload()`")
+
+    def __repr__(self) -> str:
+        return "acceptance." + super().__repr__()
+
+
+def acceptance_layer(model: nn.Module) -> AcceptanceHeadLayer:
+    """The layer that carries the heads of `model`, a `PeftModel` or a draft with heads loaded in place.
+
+    Raises:
+        ValueError: if `model` has no acceptance head.
+    """
+    for module in model.modules():
+        if isinstance(module, AcceptanceHeadLayer):
+            return module
+    raise ValueError(
+        f"the draft, a {type(model).__name__}, has no acceptance head: load one with draft.load_adapter(head), or "
+        "train one with `specdecpp label` and `specdecpp train`"
+    )

@@ -1,0 +1,76 @@
+"""The tuner: attaches acceptance heads to a draft that it freezes and otherwise leaves as it is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from peft.tuners.tuners_utils import BaseTuner
+
+from .config import AcceptanceHeadConfig, model_signature
+from .layer import AcceptanceHeadLayer, acceptance_layer
+
+
+class AcceptanceHeadModel(BaseTuner):
+    """Attaches acceptance heads to a causal language model; its logits stay as they are, bit for bit."""
+
+    prefix = "acceptance_"
+    tuner_layer_cls = AcceptanceHeadLayer
+    target_module_mapping: ClassVar[dict] = {}
+
+    def _prepare_adapter_config(self, peft_config: AcceptanceHeadConfig, model_config: dict) -> AcceptanceHeadConfig:
+        output = self.model.get_output_embeddings()
+        if output is None:
+            raise ValueError(
+                f"{type(self.model).__name__} has no output embedding for an acceptance head to sit on: "
+                "the draft must be a causal language model"
+            )
+        facts = {
+            "hidden_size": output.weight.shape[-1],
+            "vocab_size": self.model.config.get_text_config().vocab_size,
+            "draft_signature": model_signature(self.model.config),
+        }
+        described = {
+            "hidden_size": "hidden states of size",
+            "vocab_size": "a vocabulary of size",
+            "draft_signature": "drafts of signature",
+        }
+        for name, fact in facts.items():
+            expected = getattr(peft_config, name)
+            if expected is None:
+                setattr(peft_config, name, fact)
+            elif expected != fact:
+                raise ValueError(
+                    f"this head is for {described[name]} {expected}, but the draft has {fact}: "
+                    f"it belongs to {peft_config.base_model_name_or_path!r}"
+                )
+        return peft_config
+
+    def _check_target_module_exists(self, peft_config: AcceptanceHeadConfig, key: str) -> bool:
+        return self.model.get_submodule(key) is self.model.get_output_embeddings()
+
+    def _create_and_replace(self, peft_config, adapter_name, target, target_name, parent, current_key) -> None:
+        if isinstance(target, AcceptanceHeadLayer):
+            target.update_layer(adapter_name, peft_config)
+        else:
+            self._replace_module(parent, target_name, AcceptanceHeadLayer(target, adapter_name, peft_config), target)
+
+    def forward(self, *args, acceptance_only: bool = False, **kwargs):
+        """The draft's own forward pass; or, to train a head, the frozen decoder and the head without the vocabulary.
+
+        With `acceptance_only`, takes `input_ids` and `attention_mask`, each (batch, length), and returns the raw
+        logits of acceptance, (batch, length). A mode of `forward`, not a method, so that DistributedDataParallel
+        sees it.
+        """
+        if not acceptance_only:
+            return self.model(*args, **kwargs)
+        with torch.no_grad():
+            hidden_states = self.model.get_decoder()(*args, **kwargs).last_hidden_state
+        layer = acceptance_layer(self.model)
+        return layer.acceptance_head[layer.active_head_name](hidden_states)
+
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        # The default strips an adapter's name only where it is the second to last part of a key. Here it precedes
+        # `blocks.0.linear.weight`, so without this a head could only be loaded under the name it was saved with.
+        return key.replace(f".acceptance_head.{adapter_name}.", ".acceptance_head.")

@@ -1,0 +1,279 @@
+"""`SpecDecPP`: drafts in its own loop and asks the head after every token; decides nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
+
+from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model_signature
+from .assisted_decoding import assisted_decoding
+from .stopping import StoppingConfig, rejection_is_likely
+
+logger = logging.get_logger(__name__)
+
+
+class SpecDecPP(AssistedCandidateGenerator):
+    """Drafts candidates until the acceptance head finds a rejection likely enough (SpecDec++, arXiv 2405.19715).
+
+    Two ways to use it, with equal output:
+
+    - `model.generate(..., assistant_model=draft, candidate_generator=SpecDecPP, stopping_config=StoppingConfig())`;
+    - `model.generate(..., custom_generate=SpecDecPP(assistant_model=draft))`, transformers' own hook. The hook keeps
+      `streamer` and `tokenizer` to itself, so give the streamer here as well, and stop strings as a
+      `StopStringCriteria` in `stopping_criteria`.
+
+    Each round follows the order of the authors' code: a forward pass over the newest token yields the distribution of
+    the next one and the head's judgement of the newest; the next one is drawn; then the rule decides whether another
+    follows. What it decides rests on tokens drawn before, and a drawn token is always submitted, which is what keeps
+    sampling exact.
+
+    Args:
+        assistant_model (`PreTrainedModel` or `PeftModel`): the draft, with an active acceptance head.
+        stopping_config (`StoppingConfig`, *optional*): left out, the head's recommended settings serve.
+        streamer (`BaseStreamer`, *optional*): only for `custom_generate`.
+        target_config (`PretrainedConfig`, *optional*): the target's configuration, against which the pair is checked.
+        input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor: what `generate` passes to a
+            candidate generator.
+
+    Raises:
+        TypeError: if the draft is missing or no causal language model of transformers.
+        ValueError: if the draft has no active head, if the head is for another pair, if the vocabularies differ, if
+            the batch has more than one row, or for a setting that SpecDec++ cannot honour.
+    """
+
+    def __init__(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        assistant_model: PreTrainedModel | PeftModel | None = None,
+        generation_config: GenerationConfig | None = None,
+        model_kwargs: dict | None = None,
+        inputs_tensor: Tensor | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_config: StoppingConfig | None = None,
+        streamer: BaseStreamer | None = None,
+        target_config: PretrainedConfig | None = None,
+    ):
+        if isinstance(assistant_model, PeftModel):
+            assistant_model = assistant_model.get_base_model()
+        if not isinstance(assistant_model, PreTrainedModel):
+            raise TypeError(
+                "SpecDecPP drafts with `assistant_model`, a transformers model with an acceptance head, got "
+                f"{type(assistant_model).__name__}"
+            )
+        if stopping_config is not None and not isinstance(stopping_config, StoppingConfig):
+            raise TypeError(f"stopping_config must be a StoppingConfig, got {type(stopping_config).__name__}")
+        if assistant_model.config.is_encoder_decoder or assistant_model._is_stateful:
+            raise ValueError(
+                f"the draft, a {type(assistant_model).__name__}, must be a decoder-only model whose cache can be "
+                "rolled back: encoder-decoder and recurrent drafts are not supported"
+            )
+        self.assistant_model = assistant_model
+        self.streamer = streamer
+        self.stopping_config = stopping_config
+        self.head_config = active_head_config(assistant_model)
+        self.stop_reason: str | None = None
+        if input_ids is not None:
+            self._begin(
+                input_ids, generation_config, model_kwargs or {}, inputs_tensor, logits_processor, target_config
+            )
+
+    def __call__(self, model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs):
+        """Generates with `model`; the signature that `generate(custom_generate=...)` expects."""
+        return assisted_decoding(
+            model,
+            input_ids,
+            candidate_generator=partial(type(self), stopping_config=self.stopping_config),
+            assistant_model=self.assistant_model,
+            streamer=self.streamer,
+            **kwargs,
+        )
+
+    def _begin(
+        self, input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor, target_config
+    ) -> None:
+        """Prepares one generation."""
+        draft = self.assistant_model
+        if input_ids.shape[0] > 1:
+            raise ValueError(
+                f"SpecDecPP generates one sequence at a time, got a batch of {input_ids.shape[0]}: call generate for "
+                "each prompt, with num_return_sequences=1"
+            )
+        super().__init__(input_ids, draft, generation_config, model_kwargs, inputs_tensor, logits_processor)
+        # The loop writes num_assistant_tokens back to the draft when its schedule is "heuristic": leave it as it was.
+        self.num_assistant_tokens = draft.generation_config.num_assistant_tokens
+        self.settings = honoured(generation_config, self.stopping_config).filled_from(self.head_config)
+        self.processors = LogitsProcessorList() if logits_processor is None else logits_processor
+        for processor in self.processors:
+            if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+                raise ValueError("guidance_scale keeps a cache of its own that drafting would disturb: leave it out")
+        self.do_sample = generation_config.do_sample
+        if self.do_sample != self.head_config.decoding["do_sample"]:
+            trained, used = ("greedy", "sampling") if self.do_sample else ("sampling", "greedy")
+            logger.warning_once(
+                f"the active acceptance head was trained for {trained} decoding and now serves {used}: the output is "
+                "exact all the same, but the head's probabilities are not calibrated for it"
+            )
+        self.vocab_size = check_pair(self.head_config, draft.config, target_config)
+        eos_token_id = generation_config.eos_token_id
+        eos = [] if eos_token_id is None else torch.as_tensor(eos_token_id).flatten().tolist()
+        self.eos_token_ids = torch.tensor(eos, dtype=torch.long, device=draft.device)
+        self.cache = DynamicCache(config=draft.config.get_text_config(decoder=True))
+        self.cache.activate_past_recording()
+        mask = model_kwargs.get("attention_mask")
+        self.prompt_mask = None if mask is None or bool(mask.all()) else mask.to(draft.device)
+        self.forward_kwargs = {"logits_to_keep": 1} if draft._supports_logits_to_keep() else {}
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, Tensor | None]:
+        """Drafts one round.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, length)`): the tokens generated so far, on any device.
+
+        Returns:
+            `torch.LongTensor` of shape `(1, length + drafted)`, and when sampling the processed logits
+            (`torch.FloatTensor` of shape `(1, drafted, vocab_size)`) that the drafted tokens were drawn from.
+        """
+        sequence = input_ids.to(self.assistant_model.device)
+        room = self.main_model_max_length - sequence.shape[1] - 1
+        cap = min(self.settings.max_draft_length, room)
+        if cap < 1:
+            self.stop_reason = "no_room"
+            return input_ids, None
+
+        newest = self._roll_back(sequence)
+        log_survival = torch.zeros((), device=sequence.device)
+        scores = []
+        with listening() as listener:
+            for drafted in range(1, cap + 1):
+                logits = self._draft_logits(newest, sequence)
+                if drafted > 1:
+                    log_survival = log_survival + F.logsigmoid(listener.acceptance_logits[0, -1])
+                newest, processed = self._draw(sequence, logits)
+                scores.append(processed)
+                sequence = torch.cat((sequence, newest), dim=-1)
+                ended = torch.isin(newest[0, 0], self.eos_token_ids)
+                doubtful = rejection_is_likely(log_survival, self.settings.threshold)
+                # One transfer to the host per token, for both questions.
+                ended, doubtful = torch.stack((ended, doubtful)).tolist()
+                if ended:
+                    self.stop_reason = "end_of_sequence"
+                    break
+                if doubtful and drafted >= self.settings.min_draft_length:
+                    self.stop_reason = "threshold"
+                    break
+            else:
+                self.stop_reason = "max_draft_length" if cap == self.settings.max_draft_length else "max_length"
+        return sequence, torch.stack(scores, dim=1) if self.do_sample else None
+
+    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: Tensor, num_matches: int) -> None:
+        """The rule does not learn from rounds; transformers' heuristic and ROC curve stay out of it."""
+
+    def _roll_back(self, sequence: Tensor) -> Tensor:
+        """Drops the rejected tokens from the draft's cache; returns the tokens that it has not seen, (1, n >= 1)."""
+        cached = self.cache.get_seq_length()
+        kept = min(cached, sequence.shape[1] - 1)
+        if cached > 0:
+            # Also when nothing is to be dropped: sliding-window layers shrink the past they recorded.
+            self.cache.crop(-(cached - kept))
+        return sequence[:, kept:]
+
+    def _draft_logits(self, newest: Tensor, sequence: Tensor) -> Tensor:
+        """The draft's logits after `sequence`, whose last tokens are `newest`, (1, vocab_size) in float32."""
+        masked = {}
+        if self.prompt_mask is not None:
+            grown = self.prompt_mask.new_ones(1, sequence.shape[1] - self.prompt_mask.shape[1])
+            mask = torch.cat((self.prompt_mask, grown), dim=-1)
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -newest.shape[1] :]
+            masked = {"attention_mask": mask, "position_ids": positions}
+        outputs = self.assistant_model(
+            input_ids=newest, past_key_values=self.cache, use_cache=True, **masked, **self.forward_kwargs
+        )
+        logits = outputs.logits[:, -1].float()
+        missing = self.vocab_size - logits.shape[-1]
+        if missing > 0:  # a vocabulary padded less than the target's
+            return F.pad(logits, (0, missing), value=torch.finfo(logits.dtype).min)
+        return logits[:, : self.vocab_size]
+
+    def _draw(self, sequence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The next token, (1, 1), and the processed logits that it was drawn from, (1, vocab_size)."""
+        processed = self.processors(sequence, logits) if self.processors else logits
+        if self.do_sample:
+            return torch.multinomial(processed.softmax(-1), num_samples=1), processed
+        return processed.argmax(-1, keepdim=True), processed
+
+
+def active_head_config(draft: PreTrainedModel) -> AcceptanceHeadConfig:
+    """The configuration of the head that is active on `draft`.
+
+    Raises:
+        ValueError: if the draft has no head, or none is active.
+    """
+    layer = acceptance_layer(draft)
+    if layer.active_head_name is None:
+        raise ValueError(
+            f"none of the draft's acceptance heads {sorted(layer.head_configs)} is active: choose one with set_adapter"
+        )
+    return layer.head_configs[layer.active_head_name]
+
+
+def check_pair(head: AcceptanceHeadConfig, draft: PretrainedConfig, target: PretrainedConfig | None) -> int:
+    """The size of the vocabulary that candidates speak, the target's.
+
+    Raises:
+        ValueError: if the head was trained for another target, or draft and target use different tokenizers.
+    """
+    own = draft.get_text_config().vocab_size
+    if target is None:
+        return own
+    signature = model_signature(target)
+    if head.target_signature is not None and head.target_signature != signature:
+        raise ValueError(
+            f"this head predicts the verdicts of {head.target_name_or_path!r} ({head.target_signature}), but the "
+            f"target is a {signature}: use a head that was trained for this pair"
+        )
+    theirs = target.get_text_config().vocab_size
+    # Models of one family pad one tokenizer's vocabulary to different multiples (Qwen2.5: 151936 and 152064).
+    if abs(own - theirs) > 512 or (own != theirs and min(own, theirs) < 4096):
+        raise ValueError(
+            f"the draft has a vocabulary of {own} tokens and the target one of {theirs}: SpecDecPP needs a draft with "
+            "the target's tokenizer"
+        )
+    return theirs
+
+
+def honoured(generation_config: GenerationConfig, stopping_config: StoppingConfig | None) -> StoppingConfig:
+    """`stopping_config` with what the caller asked of assisted generation through `generate`'s own settings.
+
+    Raises:
+        ValueError: for a setting that contradicts `stopping_config` or that SpecDec++ cannot honour.
+    """
+    settings = stopping_config or StoppingConfig()
+    defaults = GenerationConfig._get_default_generation_params()
+    if generation_config.assistant_ensemble_weight is not None:
+        raise ValueError("assistant_ensemble_weight changes the target's distribution, and SpecDecPP never does")
+    for name in ("assistant_confidence_threshold", "num_assistant_tokens_schedule"):
+        value = getattr(generation_config, name)
+        if value not in (None, defaults[name]):
+            raise ValueError(
+                f"{name}={value!r} belongs to transformers' own rule: with SpecDecPP, set the threshold and the "
+                "bounds in stopping_config"
+            )
+    asked = generation_config.num_assistant_tokens
+    if asked in (None, defaults["num_assistant_tokens"]):
+        return settings
+    if settings.max_draft_length not in (None, asked):
+        raise ValueError(
+            f"num_assistant_tokens={asked} and max_draft_length={settings.max_draft_length} contradict each other: "
+            "give one of them"
+        )
+    return replace(settings, max_draft_length=asked)

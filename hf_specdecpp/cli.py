@@ -1,0 +1,155 @@
+"""The command line, `specdecpp`. Every command is a thin layer over functions of the library."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from .decoding import Decoding
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Speculative decoding that knows when to stop.")
+console = Console()
+
+
+def speaks_plainly(command: Callable) -> Callable:
+    """Shows the sentence of a `ValueError` or `TypeError` instead of a traceback, and exits with 1."""
+
+    @functools.wraps(command)
+    def wrapped(*args, **kwargs):
+        logging.disable_progress_bar()
+        try:
+            return command(*args, **kwargs)
+        except (ValueError, TypeError) as error:
+            Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from error
+
+    return wrapped
+
+
+def load_model(name: str, dtype: str):
+    """A causal language model for inference, on the GPU if there is one."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+    except OSError as error:
+        raise ValueError(
+            f"no model could be loaded from {name!r}: give a folder with a checkpoint, or the id of a model on a Hub "
+            "that this machine reaches"
+        ) from error
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+@app.callback()
+def main() -> None:
+    """SpecDec++ for Hugging Face transformers."""
+
+
+@app.command()
+@speaks_plainly
+def demo(
+    prompt: list[str] = typer.Option([], help="Your own prompt; repeat it for more.", show_default=False),
+    target: str = typer.Option(None, help="Hub id or folder. [default: SmolLM2-135M-Instruct]", show_default=False),
+    draft: str = typer.Option(None, help="Hub id or folder. [default: the shipped draft]", show_default=False),
+    head: str = typer.Option(None, help="Hub id or folder. [default: the shipped head]", show_default=False),
+    threshold: float = typer.Option(None, help="In [0, 1]. [default: the head's]", show_default=False),
+    max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
+    sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
+    repeats: int = typer.Option(2, min=1, help="Timed runs of every method on every prompt."),
+    dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    json_file: Path = typer.Option(None, "--json", help="Write everything measured to this file.", show_default=False),
+) -> None:
+    """Answer a few prompts with plain, assisted and SpecDec++ decoding, and compare them."""
+    from .demo import run_demo
+
+    run_demo(
+        prompts=prompt, target=target, draft=draft, head=head, threshold=threshold, max_new_tokens=max_new_tokens,
+        sample=sample, repeats=repeats, dtype=dtype, json_file=json_file, console=console, load_model=load_model,
+    )  # fmt: skip
+
+
+@app.command()
+@speaks_plainly
+def label(
+    target: str = typer.Option(..., help="Hub id or folder of the target."),
+    draft: str = typer.Option(..., help="Hub id or folder of the draft."),
+    prompts: list[str] = typer.Option(
+        ..., help="A JSONL file or Hub dataset (id, id:split or id:config:split). Rows with `response_ids` keep them."
+    ),
+    output: Path = typer.Option(..., help="Folder for the labels; an interrupted run goes on in it."),
+    sample: bool = typer.Option(False, help="Labels for sampling instead of greedy decoding."),
+    temperature: float = typer.Option(1.0, help="Of sampling."),
+    top_k: int = typer.Option(50, help="Of sampling; 0 keeps all tokens."),
+    top_p: float = typer.Option(1.0, help="Of sampling."),
+    mixing: float = typer.Option(
+        0.15, min=0, max=1, help="Share of the target's tokens in the input (r in the paper)."
+    ),
+    max_new_tokens: int = typer.Option(192, min=1, help="Longest response."),
+    limit: int = typer.Option(None, min=1, help="Only the first rows of each source.", show_default=False),
+    batch_size: int = typer.Option(64, min=1, help="Responses generated at once."),
+    dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    seed: int = typer.Option(0),
+) -> None:
+    """Label the draft's tokens with the target's verdicts, on the target's own responses."""
+    from .data import load_rows
+    from .labels import LabelsCard
+    from .pipeline import label_prompts
+
+    decoding = Decoding(True, temperature, top_k, top_p) if sample else Decoding()
+    rows = [row for source in prompts for row in load_rows(source).take(limit or sys.maxsize)]
+    models = load_model(target, dtype), load_model(draft, dtype)
+    card = LabelsCard.of(*models, decoding, mixing=mixing, max_new_tokens=max_new_tokens, seed=seed)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, TextColumn("{task.fields[rate]}"), console=console) as progress:
+        task = progress.add_task("responses and labels", total=len(rows), rate="")
+        label_prompts(
+            *models, AutoTokenizer.from_pretrained(target), rows, output, card, batch_size,
+            on_batch=lambda n, rate: progress.update(task, advance=n, rate=f"{rate:.0f} tokens/s" if rate else ""),
+        )  # fmt: skip
+    console.print(f"labels of {len(rows)} responses in {output}")
+
+
+@app.command()
+@speaks_plainly
+def train(
+    labels: Path = typer.Option(..., help="Folder made by `specdecpp label`."),
+    output: Path = typer.Option(..., help="Folder for the head; an interrupted run goes on in it."),
+    draft: str = typer.Option(None, help="Hub id or folder. [default: the labels' draft]", show_default=False),
+    num_layers: int = typer.Option(3, min=0, help="Residual blocks of the head (depth)."),
+    tied: bool = typer.Option(False, help="One block applied repeatedly, as in the authors' code."),
+    rejection_weight: float = typer.Option(6.0, help="Weight of rejections in the loss."),
+    threshold: float = typer.Option(0.7, min=0, max=1, help="Recommended threshold, stored with the head."),
+    max_draft_length: int = typer.Option(20, min=1, help="Recommended bound, stored with the head."),
+    epochs: float = typer.Option(3.0, help="Passes over the labels."),
+    learning_rate: float = typer.Option(5e-5, help="Peak learning rate."),
+    batch_size: int = typer.Option(32, min=1, help="Rows a step."),
+    dtype: str = typer.Option("bfloat16", help="Of the frozen draft: the one it will draft in."),
+    seed: int = typer.Option(0),
+) -> None:
+    """Fit an acceptance head to labels, calibrate it on held-out ones, and save it."""
+    from .acceptance import AcceptanceHeadConfig
+    from .labels import read_card
+    from .pipeline import train_head
+    from .trainer import AcceptanceTrainingArguments
+
+    card = read_card(labels)
+    config = AcceptanceHeadConfig(
+        num_layers=num_layers, tied=tied, rejection_weight=rejection_weight, decoding=card.decoding,
+        threshold=threshold, min_draft_length=min(2, max_draft_length), max_draft_length=max_draft_length,
+        target_name_or_path=card.target, target_signature=card.target_signature, draft_signature=card.draft_signature,
+    )  # fmt: skip
+    arguments = AcceptanceTrainingArguments(
+        str(output / "checkpoints"), num_train_epochs=epochs, learning_rate=learning_rate, seed=seed,
+        per_device_train_batch_size=batch_size, logging_steps=10, save_steps=50, save_total_limit=1,
+    )  # fmt: skip
+    metrics = train_head(load_model(draft or card.draft, dtype), labels, output, config, arguments)
+    for name, value in metrics.items():
+        console.print(f"{name:<22}{value:.4g}")
+    console.print(f"head saved in {output}")

@@ -1,0 +1,55 @@
+"""How a model decodes: greedy, or sampling behind logits warpers. Labels are made for one such mode."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A decoding mode, with the defaults and the order of `generate`.
+
+    Args:
+        do_sample (`bool`): sample, or take the most likely token; the other fields then mean nothing.
+        temperature (`float`): divides the logits, above 0.
+        top_k (`int`): keep the `k` most likely tokens; 0 keeps all.
+        top_p (`float`): keep the most likely tokens of this total probability, in (0, 1].
+    """
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if not self.temperature > 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(
+                "temperature must be above 0, top_k 0 or more and top_p in (0, 1], got "
+                f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}"
+            )
+
+    def processed(self, logits: Tensor) -> Tensor:
+        """The logits that tokens are drawn from, (n, vocab_size) -> (n, vocab_size)."""
+        warpers = LogitsProcessorList()
+        if self.temperature != 1.0:
+            warpers.append(TemperatureLogitsWarper(self.temperature))
+        if self.top_k:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        return warpers(None, logits) if self.do_sample else logits
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """One token for each row of `logits`, (n, vocab_size) -> (n,)."""
+        if not self.do_sample:
+            return logits.argmax(-1)
+        return torch.multinomial(self.processed(logits).softmax(-1), 1, generator=generator).squeeze(-1)
+
+    def generate_kwargs(self) -> dict[str, Any]:
+        """The same mode as keywords of `generate`."""
+        return asdict(self) if self.do_sample else {"do_sample": False}

