@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from .decoding import Decoding
+from .loading import load_model, load_tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Speculative decoding that knows when to stop.")
 console = Console()
@@ -33,18 +32,6 @@ def speaks_plainly(command: Callable) -> Callable:
             raise typer.Exit(1) from error
 
     return wrapped
-
-
-def load_model(name: str, dtype: str):
-    """A causal language model for inference, on the GPU if there is one."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
-    except OSError as error:
-        raise ValueError(
-            f"no model could be loaded from {name!r}: give a folder with a checkpoint, or the id of a model on a Hub "
-            "that this machine reaches"
-        ) from error
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 @app.callback()
@@ -71,7 +58,7 @@ def demo(
 
     run_demo(
         prompts=prompt, target=target, draft=draft, head=head, threshold=threshold, max_new_tokens=max_new_tokens,
-        sample=sample, repeats=repeats, dtype=dtype, json_file=json_file, console=console, load_model=load_model,
+        sample=sample, repeats=repeats, dtype=dtype, json_file=json_file, console=console,
     )  # fmt: skip
 
 
@@ -110,7 +97,7 @@ def label(
     with Progress(*columns, TextColumn("{task.fields[rate]}"), console=console) as progress:
         task = progress.add_task("responses and labels", total=len(rows), rate="")
         label_prompts(
-            *models, AutoTokenizer.from_pretrained(target), rows, output, card, batch_size,
+            *models, load_tokenizer(target), rows, output, card, batch_size,
             on_batch=lambda n, rate: progress.update(task, advance=n, rate=f"{rate:.0f} tokens/s" if rate else ""),
         )  # fmt: skip
     console.print(f"labels of {len(rows)} responses in {output}")

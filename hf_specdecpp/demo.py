@@ -6,7 +6,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -17,13 +17,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, TextStreamer, set_seed
+from transformers import PreTrainedModel, TextStreamer, set_seed
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from .candidate_generator import SpecDecPP
 from .data import prompt_ids
 from .decoding import Decoding
 from .demo_pair import DRAFT, HEADS, demo_target, shipped
+from .loading import load_model, load_tokenizer
 from .statistics import GenerationStatistics, collect_stats
 from .stopping import StoppingConfig
 
@@ -122,14 +123,13 @@ def run_demo(
     dtype: str,
     json_file: Path | None,
     console: Console,
-    load_model: Callable[[str, str], PreTrainedModel],
 ) -> list[Method]:
     """Loads the pair, streams one answer, times the methods and prints the table. See the CLI for the arguments."""
     stopping_config = StoppingConfig(threshold=threshold)
     target = target or demo_target()
     draft = draft or shipped(DRAFT)
     head = head or shipped(HEADS / ("sampling" if sample else "greedy"))
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer = load_tokenizer(target)
     target_model, draft_model = load_model(target, dtype), load_model(draft, dtype)
     draft_model.load_adapter(head)
     console.print(

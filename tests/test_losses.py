@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from hf_specdecpp.losses import binary_kl, weighted_acceptance_loss
+
+
+def loss_by_hand(logits, acceptance, weight):
+    """The formula of method.md, term by term."""
+    numerator = denominator = 0.0
+    for logit, p in zip(logits.tolist(), acceptance.tolist(), strict=True):
+        if p < 0:
+            continue
+        predicted = 1 / (1 + torch.e**-logit)
+        numerator += weight * (1 - p) * -torch.log(torch.tensor(1 - predicted)).item()
+        numerator += p * -torch.log(torch.tensor(predicted)).item()
+        denominator += weight * (1 - p) + p
+    return numerator / denominator
+
+
+@pytest.mark.parametrize("weight", (1.0, 6.0, 12.0))
+def test_the_loss_is_the_papers_formula_on_labelled_positions(weight):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, generator=generator)
+    acceptance = torch.rand(40, generator=generator)
+    acceptance[::3] = -1.0
+    expected = loss_by_hand(logits, acceptance, weight)
+    assert weighted_acceptance_loss(logits, acceptance, weight).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_loss_is_minimal_at_the_deflated_probability():
+    """method.md: Ph* = P / (P + w (1 - P)), which is why the weight is taken out again."""
+    weight, p = 6.0, torch.tensor([0.7])
+    best = torch.logit(p / (p + weight * (1 - p)))
+    losses = [weighted_acceptance_loss(best + delta, p, weight) for delta in (-0.05, 0.0, 0.05)]
+    assert losses[1] < losses[0] and losses[1] < losses[2]
+
+
+def test_a_batch_without_labels_has_no_loss():
+    assert weighted_acceptance_loss(torch.randn(3), -torch.ones(3), 6.0).item() == 0.0
+
+
+def test_binary_kl_is_zero_for_a_perfect_prediction_and_positive_otherwise():
+    p = torch.tensor([0.1, 0.5, 0.9])
+    torch.testing.assert_close(binary_kl(torch.logit(p), p), torch.zeros(3), atol=1e-6, rtol=0)
+    assert (binary_kl(torch.zeros(3), torch.tensor([0.0, 0.2, 1.0])) > 0).all()
+    expected = 0.2 * torch.log(torch.tensor(0.2 / 0.5)) + 0.8 * torch.log(torch.tensor(0.8 / 0.5))
+    torch.testing.assert_close(binary_kl(torch.zeros(1), torch.tensor([0.2])), expected[None])

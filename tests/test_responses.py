@@ -1,0 +1,25 @@
+import torch
+from conftest import prompt
+
+from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.responses import generate_responses
+
+
+def test_batched_greedy_responses_equal_single_generation(target):
+    """Rows of different lengths leave the batch at different times; each must get what it gets alone."""
+    prompts = [prompt(length, seed)[0].tolist() for seed, length in enumerate((3, 9, 5, 7))]
+    alone = [
+        target.generate(torch.tensor([p]), max_new_tokens=25, do_sample=False)[0, len(p) :].tolist() for p in prompts
+    ]
+    # A token that some rows reach early and others never: those must go on alone.
+    stop = alone[0][4]
+    expected = [a[: a.index(stop) + 1] if stop in a else a for a in alone]
+    assert len({len(e) for e in expected}) > 1
+    assert generate_responses(target, prompts, Decoding(), 25, [stop]) == expected
+
+
+def test_sampled_responses_repeat_with_their_seed(target):
+    prompts = [prompt(5)[0].tolist(), prompt(6, 1)[0].tolist()]
+    first = generate_responses(target, prompts, Decoding(True), 12, [2], seed=3)
+    assert first == generate_responses(target, prompts, Decoding(True), 12, [2], seed=3)
+    assert first != generate_responses(target, prompts, Decoding(True), 12, [2], seed=4)
