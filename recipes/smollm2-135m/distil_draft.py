@@ -22,7 +22,7 @@ from cache_teacher import batches, held_out, pad
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_specdecpp.compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
@@ -150,6 +150,7 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.exists() else None)
     metrics = trainer.evaluate()
     draft.to(torch.bfloat16).save_pretrained(args.output)
+    AutoTokenizer.from_pretrained(args.target).save_pretrained(args.output)
     (args.output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     print(metrics)
 
