@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model_signature
 from .assisted_decoding import assisted_decoding
+from .decoding import draw_tokens
 from .stopping import StoppingConfig, rejection_is_likely
 
 logger = logging.get_logger(__name__)
@@ -208,7 +209,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         """The next token, (1, 1), and the processed logits that it was drawn from, (1, vocab_size)."""
         processed = self.processors(sequence, logits) if self.processors else logits
         if self.do_sample:
-            return torch.multinomial(processed.softmax(-1), num_samples=1), processed
+            return draw_tokens(processed.softmax(-1)), processed
         return processed.argmax(-1, keepdim=True), processed
 
 

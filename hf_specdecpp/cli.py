@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,6 +26,7 @@ def speaks_plainly(command: Callable) -> Callable:
     @functools.wraps(command)
     def wrapped(*args, **kwargs):
         logging.disable_progress_bar()
+        datasets.disable_progress_bars()
         try:
             return command(*args, **kwargs)
         except (ValueError, TypeError) as error:
@@ -47,7 +49,7 @@ def demo(
     draft: str = typer.Option(None, help="Hub id or folder. [default: the shipped draft]", show_default=False),
     head: str = typer.Option(None, help="Hub id or folder. [default: the shipped head]", show_default=False),
     threshold: float = typer.Option(None, help="In [0, 1]. [default: the head's]", show_default=False),
-    max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
+    max_new_tokens: int = typer.Option(48, min=2, help="Tokens generated for each prompt."),
     sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
     repeats: int = typer.Option(2, min=1, help="Timed runs of every method on every prompt."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
@@ -56,6 +58,7 @@ def demo(
     """Answer a few prompts with plain, assisted and SpecDec++ decoding, and compare them."""
     from .demo import run_demo
 
+    logging.set_verbosity_error()  # transformers warns of its own nested generate in assisted decoding
     run_demo(
         prompts=prompt, target=target, draft=draft, head=head, threshold=threshold, max_new_tokens=max_new_tokens,
         sample=sample, repeats=repeats, dtype=dtype, json_file=json_file, console=console,
