@@ -124,6 +124,7 @@ class SpecDecPP(AssistedCandidateGenerator):
                 f"the active acceptance head was trained for {trained} decoding and now serves {used}: the output is "
                 "exact all the same, but the head's probabilities are not calibrated for it"
             )
+        self.own_vocab_size = draft.config.get_text_config().vocab_size
         self.vocab_size = check_pair(self.head_config, draft.config, target_config)
         eos_token_id = generation_config.eos_token_id
         eos = [] if eos_token_id is None else torch.as_tensor(eos_token_id).flatten().tolist()
@@ -196,12 +197,14 @@ class SpecDecPP(AssistedCandidateGenerator):
             mask = torch.cat((self.prompt_mask, grown), dim=-1)
             positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -newest.shape[1] :]
             masked = {"attention_mask": mask, "position_ids": positions}
+        if self.own_vocab_size < self.vocab_size:  # padded less than the target's, which may say a padding token
+            newest = newest.clamp(max=self.own_vocab_size - 1)
         outputs = self.assistant_model(
             input_ids=newest, past_key_values=self.cache, use_cache=True, **masked, **self.forward_kwargs
         )
         logits = outputs.logits[:, -1].float()
         missing = self.vocab_size - logits.shape[-1]
-        if missing > 0:  # a vocabulary padded less than the target's
+        if missing > 0:
             return F.pad(logits, (0, missing), value=torch.finfo(logits.dtype).min)
         return logits[:, : self.vocab_size]
 
