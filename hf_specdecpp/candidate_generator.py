@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -18,9 +21,12 @@ from transformers.utils import logging
 from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model_signature
 from .assisted_decoding import assisted_decoding
 from .decoding import draw_tokens
-from .stopping import StoppingConfig, rejection_is_likely
+from .stopping import DraftedToken, Round, RunningCosts, StoppingConfig
 
 logger = logging.get_logger(__name__)
+
+# What rounds cost, by draft and target, so that a rule which measures need not begin anew in every generation.
+_running_costs: WeakKeyDictionary[PreTrainedModel, dict[str | None, RunningCosts]] = WeakKeyDictionary()
 
 
 class SpecDecPP(AssistedCandidateGenerator):
@@ -81,7 +87,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.assistant_model = assistant_model
         self.streamer = streamer
         self.stopping_config = stopping_config
-        self.head_config = active_head_config(assistant_model)
+        self.head_config = recommending_head(assistant_model, stopping_config)
         self.stop_reason: str | None = None
         if input_ids is not None:
             self._begin(
@@ -113,12 +119,19 @@ class SpecDecPP(AssistedCandidateGenerator):
         # The loop writes num_assistant_tokens back to the draft when its schedule is "heuristic": leave it as it was.
         self.num_assistant_tokens = draft.generation_config.num_assistant_tokens
         self.settings = honoured(generation_config, self.stopping_config).filled_from(self.head_config)
+        costs = _running_costs.setdefault(draft, {})
+        self.rule = self.settings.new_rule(
+            costs.setdefault(target_config and model_signature(target_config), RunningCosts())
+        )
+        self.drafted: list[DraftedToken] = []
+        self.draft_seconds = self.drafted_until = 0.0
+        self.is_first_round = True  # it reads the prompt, so its times are not those of a round
         self.processors = LogitsProcessorList() if logits_processor is None else logits_processor
         for processor in self.processors:
             if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
                 raise ValueError("guidance_scale keeps a cache of its own that drafting would disturb: leave it out")
         self.do_sample = generation_config.do_sample
-        if self.do_sample != self.head_config.decoding["do_sample"]:
+        if "acceptance" in self.rule.needs and self.do_sample != self.head_config.decoding["do_sample"]:
             trained, used = ("greedy", "sampling") if self.do_sample else ("sampling", "greedy")
             logger.warning_once(
                 f"the active acceptance head was trained for {trained} decoding and now serves {used}: the output is "
@@ -145,40 +158,66 @@ class SpecDecPP(AssistedCandidateGenerator):
             `torch.LongTensor` of shape `(1, length + drafted)`, and when sampling the processed logits
             (`torch.FloatTensor` of shape `(1, drafted, vocab_size)`) that the drafted tokens were drawn from.
         """
+        start = time.perf_counter()
         sequence = input_ids.to(self.assistant_model.device)
         room = self.main_model_max_length - sequence.shape[1] - 1
-        cap = min(self.settings.max_draft_length, room)
-        if cap < 1:
-            self.stop_reason = "no_room"
-            return input_ids, None
-
-        newest = self._roll_back(sequence)
-        log_survival = torch.zeros((), device=sequence.device)
-        scores = []
-        with listening() as listener:
-            for drafted in range(1, cap + 1):
+        cap, self.drafted, scores = min(self.rule.begin(), room), [], []
+        self.stop_reason = "no_room" if room < 1 else "no_draft"
+        with listening() if "acceptance" in self.rule.needs else nullcontext() as listener:
+            newest = self._roll_back(sequence) if cap > 0 else None
+            while len(self.drafted) < cap:
                 logits = self._draft_logits(newest, sequence)
-                if drafted > 1:
-                    log_survival = log_survival + F.logsigmoid(listener.acceptance_logits[0, -1])
                 newest, processed = self._draw(sequence, logits)
                 scores.append(processed)
                 sequence = torch.cat((sequence, newest), dim=-1)
-                ended = torch.isin(newest[0, 0], self.eos_token_ids)
-                doubtful = rejection_is_likely(log_survival, self.settings.threshold)
-                # One transfer to the host per token, for both questions.
-                ended, doubtful = torch.stack((ended, doubtful)).tolist()
+                token, ended = self._seen(newest, logits, processed, listener)
+                self.drafted.append(token)
+                self.stop_reason = self.rule.reason
                 if ended:
                     self.stop_reason = "end_of_sequence"
                     break
-                if doubtful and drafted >= self.settings.min_draft_length:
-                    self.stop_reason = "threshold"
+                if not self.rule.goes_on(token):
                     break
             else:
-                self.stop_reason = "max_draft_length" if cap == self.settings.max_draft_length else "max_length"
+                if self.drafted:
+                    self.stop_reason = "max_length" if cap == room else "max_draft_length"
+        self.drafted_until = time.perf_counter()
+        self.draft_seconds = self.drafted_until - start
+        if not self.drafted:
+            return input_ids, None
         return sequence, torch.stack(scores, dim=1) if self.do_sample else None
 
+    def _seen(self, newest: Tensor, logits: Tensor, processed: Tensor, listener) -> tuple[DraftedToken, bool]:
+        """What the rule may see of the newest token, and whether it ends the sequence.
+
+        All of it comes to the host in one transfer, the only one of the drafting loop.
+        """
+        needs, position = self.rule.needs, len(self.drafted) + 1
+        facts = {"ended": torch.isin(newest[0, 0], self.eos_token_ids).float()}
+        if "probability" in needs:
+            facts["probability"] = processed.softmax(-1)[0, newest[0, 0]]
+        if "entropy" in needs:
+            facts["entropy"] = torch.special.entr(logits.softmax(-1)[0]).sum()
+        if "acceptance" in needs and position > 1:
+            facts["acceptance"] = torch.sigmoid(listener.acceptance_logits[0, -1])
+        values = dict(zip(facts, torch.stack(list(facts.values())).tolist(), strict=True))
+        ended = bool(values.pop("ended"))
+        if "acceptance" in needs:
+            values.setdefault("acceptance", 1.0)  # nothing was drafted before the first token
+        return DraftedToken(position, **values), ended
+
     def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: Tensor, num_matches: int) -> None:
-        """The rule does not learn from rounds; transformers' heuristic and ROC curve stay out of it."""
+        """Tells the rule what became of the round; transformers' own heuristic and ROC curve stay out of it."""
+        if self.stop_reason == "no_room":
+            return
+        seconds = {}
+        if not self.is_first_round:
+            seconds = {
+                "draft_seconds": self.draft_seconds, "target_seconds": time.perf_counter() - self.drafted_until,
+            }  # fmt: skip
+        self.is_first_round = False
+        cut = self.stop_reason in ("end_of_sequence", "max_length")
+        self.rule.end(Round(self.drafted, min(int(num_matches), len(self.drafted)), censored=cut, **seconds))
 
     def _roll_back(self, sequence: Tensor) -> Tensor:
         """Drops the rejected tokens from the draft's cache; returns the tokens that it has not seen, (1, n >= 1)."""
@@ -216,6 +255,20 @@ class SpecDecPP(AssistedCandidateGenerator):
         return processed.argmax(-1, keepdim=True), processed
 
 
+def recommending_head(draft: PreTrainedModel, stopping_config: StoppingConfig | None) -> AcceptanceHeadConfig | None:
+    """The head that is active on `draft`; `None` if there is none and the rule of `stopping_config` needs none.
+
+    Raises:
+        ValueError: if a head is needed and none is active.
+    """
+    try:
+        return active_head_config(draft)
+    except ValueError:
+        if stopping_config is None or stopping_config.rule is None or stopping_config.filled_from(None).needs_head:
+            raise
+        return None
+
+
 def active_head_config(draft: PreTrainedModel) -> AcceptanceHeadConfig:
     """The configuration of the head that is active on `draft`.
 
@@ -230,7 +283,7 @@ def active_head_config(draft: PreTrainedModel) -> AcceptanceHeadConfig:
     return layer.head_configs[layer.active_head_name]
 
 
-def check_pair(head: AcceptanceHeadConfig, draft: PretrainedConfig, target: PretrainedConfig | None) -> int:
+def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, target: PretrainedConfig | None) -> int:
     """The size of the vocabulary that candidates speak, the target's.
 
     Raises:
@@ -240,7 +293,7 @@ def check_pair(head: AcceptanceHeadConfig, draft: PretrainedConfig, target: Pret
     if target is None:
         return own
     signature = model_signature(target)
-    if head.target_signature is not None and head.target_signature != signature:
+    if head is not None and head.target_signature is not None and head.target_signature != signature:
         raise ValueError(
             f"this head predicts the verdicts of {head.target_name_or_path!r} ({head.target_signature}), but the "
             f"target is a {signature}: use a head that was trained for this pair"

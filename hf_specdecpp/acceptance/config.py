@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from peft import PeftConfig, TaskType
 
+from ..stopping import StoppingConfig
+
 
 class AcceptancePeftType(str, enum.Enum):
     """The `peft_type` of an acceptance head.
@@ -39,6 +41,7 @@ class AcceptanceHeadConfig(PeftConfig):
             `scale * logit + offset`, fitted on held-out labels after the rejection weight was taken out.
         threshold (`float`): recommended threshold of `StoppingConfig`, a probability.
         min_draft_length (`int`), max_draft_length (`int`): recommended bounds, in tokens.
+        rule (`str`), rule_settings (`dict`): recommended rule and its settings, see `StoppingConfig`.
         target_name_or_path (`str`, *optional*): the target whose verdicts the head predicts. The draft's name is
             PEFT's `base_model_name_or_path`.
         draft_signature (`str`, *optional*), target_signature (`str`, *optional*): see `model_signature`; a head
@@ -56,6 +59,8 @@ class AcceptanceHeadConfig(PeftConfig):
     threshold: float = field(default=0.7)
     min_draft_length: int = field(default=2)
     max_draft_length: int = field(default=20)
+    rule: str = field(default="specdec++")
+    rule_settings: dict[str, Any] = field(default_factory=dict)
     target_name_or_path: str | None = field(default=None)
     draft_signature: str | None = field(default=None)
     target_signature: str | None = field(default=None)
@@ -72,8 +77,9 @@ class AcceptanceHeadConfig(PeftConfig):
             raise ValueError(f"num_layers counts residual blocks and must be 0 or more, got {self.num_layers}")
         if not self.rejection_weight > 0:
             raise ValueError(f"rejection_weight multiplies a loss and must be positive, got {self.rejection_weight}")
-        check_threshold(self.threshold)
-        check_bounds(self.min_draft_length, self.max_draft_length)
+        # Raises for what no generation could use.
+        StoppingConfig(self.threshold, self.min_draft_length, self.max_draft_length)
+        StoppingConfig(rule=self.rule, settings=self.rule_settings)
 
     def acceptance_logits(self, raw_logits):
         """The calibrated logit of acceptance from the head's raw output, elementwise.
@@ -81,21 +87,6 @@ class AcceptanceHeadConfig(PeftConfig):
         The weighted loss is minimal at `Ph = P / (P + w (1 - P))`, so `logit P = logit Ph + log w`, exactly.
         """
         return self.calibration_scale * (raw_logits + math.log(self.rejection_weight)) + self.calibration_offset
-
-
-def check_threshold(threshold: float) -> None:
-    """Raises `ValueError` unless `threshold` is a probability."""
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold is the probability of a rejection, between 0 and 1, got {threshold}")
-
-
-def check_bounds(min_draft_length: int, max_draft_length: int) -> None:
-    """Raises `ValueError` unless 1 <= `min_draft_length` <= `max_draft_length`."""
-    if not 1 <= min_draft_length <= max_draft_length:
-        raise ValueError(
-            "the bounds of a draft's length must satisfy 1 <= min_draft_length <= max_draft_length, got "
-            f"min_draft_length={min_draft_length} and max_draft_length={max_draft_length}"
-        )
 
 
 def model_signature(config) -> str:

@@ -1,0 +1,19 @@
+"""When to stop drafting: rules as plain objects over plain numbers, and the config that names one."""
+
+from .config import RULES, StoppingConfig, check_bounds, check_threshold
+from .cost_aware import CostAware
+from .costs import CostProfile, RunningCosts
+from .rule import DraftedToken, Round, StoppingRule
+
+__all__ = [
+    "RULES",
+    "CostAware",
+    "CostProfile",
+    "DraftedToken",
+    "Round",
+    "RunningCosts",
+    "StoppingConfig",
+    "StoppingRule",
+    "check_bounds",
+    "check_threshold",
+]

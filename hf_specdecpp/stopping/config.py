@@ -1,0 +1,185 @@
+"""`StoppingConfig`: the rule by its name, its settings and the bounds, as a value that goes to and from JSON."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .cost_aware import CostAware
+from .costs import CostProfile, RunningCosts
+from .rule import StoppingRule
+from .rules import (
+    AcceptanceThreshold,
+    AdaEDL,
+    AllOf,
+    AnyOf,
+    Bounded,
+    Confidence,
+    CumulativeConfidence,
+    EntropyBound,
+    FixedLength,
+    Goodput,
+    Heuristic,
+)
+
+if TYPE_CHECKING:
+    from ..acceptance.config import AcceptanceHeadConfig
+
+RULES: dict[str, type[StoppingRule]] = {
+    "adaedl": AdaEDL,
+    "all": AllOf,
+    "any": AnyOf,
+    "confidence": Confidence,
+    "cost-aware": CostAware,
+    "cumulative-confidence": CumulativeConfidence,
+    "fixed": FixedLength,
+    "goodput": Goodput,
+    "heuristic": Heuristic,
+    "specdec++": AcceptanceThreshold,
+    "svip": EntropyBound,
+}
+MAX_DRAFT_LENGTH = 20  # of drafts without a recommendation, as in transformers and in the paper
+
+
+@dataclass(frozen=True)
+class StoppingConfig:
+    """When a round of drafting ends. What is left out is taken from the recommendation in the head's config.
+
+    The newest drafted token is always submitted, and so is the one before it whose score crossed the threshold: a rule
+    that dropped a drawn token for its own score would bias sampling.
+
+    Args:
+        threshold (`float`, *optional*): of a rule that has one, in [0, 1]. For SpecDec++: stop once the probability
+            that the target rejects at least one drafted token exceeds this. It compares with the head's calibrated
+            probability, so it is comparable between heads (and not with the paper's values, which belong to a loss
+            weight of 6).
+        min_draft_length (`int`, *optional*): the rule is not asked before so many tokens were drafted. The head judges
+            a token in the forward pass that draws the next one, so for SpecDec++ 1 and 2 mean the same.
+        max_draft_length (`int`, *optional*): a round never drafts more tokens than this.
+        rule (`str`, *optional*): one of `RULES`. Left out, it is `"specdec++"` where a threshold is given, else what
+            the head recommends.
+        settings (`dict`): further keywords of the rule's class. `"any"` and `"all"` take `rules`, a list of
+            `StoppingConfig` as dictionaries; `"cost-aware"` and `"goodput"` take `costs`, a `CostProfile` as one.
+
+    Raises:
+        ValueError: for a threshold outside [0, 1], bounds that cross, an unknown rule, or settings that it does not
+            have.
+    """
+
+    threshold: float | None = None
+    min_draft_length: int | None = None
+    max_draft_length: int | None = None
+    rule: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if self.threshold is not None:
+            check_threshold(self.threshold)
+        check_bounds(
+            1 if self.min_draft_length is None else self.min_draft_length,
+            max(self.min_draft_length or 1, 1) if self.max_draft_length is None else self.max_draft_length,
+        )
+        if self.rule is None and self.settings:
+            raise ValueError(f"settings {sorted(self.settings)} belong to a rule: name it with rule=")
+        if self.rule is not None:
+            make_rule(self.rule, self.threshold, self.settings, filled=False)
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether the rule asks the acceptance head. Say it of filled settings."""
+        return "acceptance" in make_rule(self.rule, self.threshold, self.settings).needs
+
+    def filled_from(self, head: AcceptanceHeadConfig | None) -> StoppingConfig:
+        """These settings with the head's recommendation in place of what was left out.
+
+        A bound that the caller gives moves the recommended other bound out of its way. Without a head, drafts have
+        1 to 20 tokens.
+        """
+        low, high = self.min_draft_length, self.max_draft_length
+        recommended = (1, MAX_DRAFT_LENGTH) if head is None else (head.min_draft_length, head.max_draft_length)
+        if low is None:
+            low = recommended[0] if high is None else min(recommended[0], high)
+        if high is None:
+            high = max(recommended[1], low)
+        rule, settings, threshold = self.rule, self.settings, self.threshold
+        if rule is None:
+            rule = "specdec++"
+            if threshold is None and head is not None:
+                rule, settings = head.rule, head.rule_settings
+        if rule == "specdec++" and threshold is None and head is not None:
+            threshold = head.threshold
+        return replace(
+            self, threshold=threshold, min_draft_length=low, max_draft_length=high, rule=rule, settings=settings
+        )
+
+    def new_rule(self, running: RunningCosts | None = None) -> StoppingRule:
+        """The rule of filled settings, for one generation.
+
+        Args:
+            running (`RunningCosts`, *optional*): what the pair cost in earlier generations, for rules that measure.
+        """
+        rule = make_rule(self.rule, self.threshold, self.settings, running)
+        return Bounded(rule, self.min_draft_length, self.max_draft_length)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it; `StoppingConfig(**config.to_dict())` is equal."""
+        return asdict(self)
+
+
+def make_rule(
+    name: str,
+    threshold: float | None,
+    settings: Mapping[str, Any],
+    running: RunningCosts | None = None,
+    filled: bool = True,
+) -> StoppingRule:
+    """The rule called `name`.
+
+    With `filled` false a threshold that only the head can recommend may still be missing.
+
+    Raises:
+        ValueError: for an unknown rule, or settings that it does not have.
+    """
+    if name not in RULES:
+        raise ValueError(f"there is no rule {name!r}: choose one of {', '.join(RULES)}")
+    arguments = dict(settings)
+    if threshold is not None:
+        arguments["threshold"] = threshold
+    elif name == "specdec++" and not filled:
+        arguments["threshold"] = 0.7
+    if name in ("any", "all"):
+        parts = arguments.pop("rules", [])
+        if arguments or not parts:
+            raise ValueError(f"the rule {name!r} takes rules, a list of StoppingConfig as dictionaries, and no more")
+        return RULES[name](*(make_rule(p["rule"], p.get("threshold"), p.get("settings", {}), running) for p in parts))
+    known = list(inspect.signature(RULES[name]).parameters)
+    if "running" in known:
+        known.remove("running")
+        if arguments.get("costs") is None and running is not None:
+            arguments["running"] = running
+    unknown = sorted(set(arguments) - {*known, "running"})
+    if unknown:
+        raise ValueError(f"the rule {name!r} has no {', '.join(unknown)}: its settings are {', '.join(known)}")
+    if isinstance(arguments.get("costs"), Mapping):
+        arguments["costs"] = CostProfile(**arguments["costs"])
+    try:
+        return RULES[name](**arguments)
+    except TypeError as error:
+        raise ValueError(f"the rule {name!r} needs more settings: {error}") from error
+
+
+def check_threshold(threshold: float) -> None:
+    """Raises `ValueError` unless `threshold` is a probability."""
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold is the probability of a rejection, between 0 and 1, got {threshold}")
+
+
+def check_bounds(min_draft_length: int, max_draft_length: int) -> None:
+    """Raises `ValueError` unless 1 <= `min_draft_length` <= `max_draft_length`."""
+    if not 1 <= min_draft_length <= max_draft_length:
+        raise ValueError(
+            "the bounds of a draft's length must satisfy 1 <= min_draft_length <= max_draft_length, got "
+            f"min_draft_length={min_draft_length} and max_draft_length={max_draft_length}"
+        )

@@ -1,0 +1,147 @@
+"""The library's default rule: draft one more token while it is worth its time. Knows no models.
+
+Tokens a second over a long run are a renewal reward: rounds are independent cycles with some reward (tokens) and
+length (seconds). The best rule maximises `E[tokens] / E[seconds]`; with `v` for that maximum it also maximises
+`E[tokens] - v E[seconds]` for each round alone (Dinkelbach 1967). So within a round each further token earns the
+probability that it and all before it are accepted, and costs `v` times the seconds that it adds:
+
+    S_k P_{k+1}  >=  v (T(k+1) - T(k)),      T(k) = k t_draft + t_verify(k+1)
+
+If the left side never rises and the right side never falls in k, stopping at the first violation is optimal. Neither
+need hold (verification has steps), so the rule looks ahead: it goes on if drafting some m more has a positive balance.
+Assumptions: rounds are alike in the long run, costs depend on lengths alone, and the probabilities are calibrated.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .costs import CostProfile, RunningCosts
+from .rule import DraftedToken, Round, StoppingRule
+
+
+class RunningAcceptance:
+    """Running estimates of acceptance: by place in the draft, and by the draft's own probability of the token.
+
+    Beta priors of `prior` tokens; old rounds fade, so that a change of topic is followed.
+    """
+
+    edges: ClassVar[tuple[float, ...]] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+    fading: ClassVar[float] = 0.995
+
+    def __init__(self, mean: float = 0.6, prior: float = 4.0):
+        self.prior = prior
+        self.overall = [mean * prior, prior]
+        self.places: dict[int, list[float]] = {}
+        centres = [(a + b) / 2 for a, b in zip((0.0, *self.edges), (*self.edges, 1.0), strict=True)]
+        self.bins = [[centre * prior, prior] for centre in centres]
+
+    def add(self, token: DraftedToken, accepted: bool) -> None:
+        """A verified token, all before it having been accepted."""
+        counts = [self.overall, self.places.setdefault(token.position, [0.0, 0.0])]
+        if token.probability is not None:
+            counts.append(self.bins[self._bin(token.probability)])
+        for count in counts:
+            count[0] = self.fading * count[0] + accepted
+            count[1] = self.fading * count[1] + 1
+
+    def at(self, position: int) -> float:
+        """The probability that a token is accepted there, all before it having been."""
+        mean = self.overall[0] / self.overall[1]
+        accepted, seen = self.places.get(position, (0.0, 0.0))
+        return (accepted + self.prior * mean) / (seen + self.prior)
+
+    def given(self, probability: float) -> float:
+        """The probability that a token is accepted to which the draft gave `probability`."""
+        accepted, seen = self.bins[self._bin(probability)]
+        return accepted / seen
+
+    def _bin(self, probability: float) -> int:
+        return sum(probability >= edge for edge in self.edges)
+
+
+class CostAware(StoppingRule):
+    """Drafts one more token while its expected gain is worth more than its time.
+
+    Args:
+        costs (`CostProfile`, *optional*): left out, the rule measures in its first rounds.
+        running (`RunningCosts`, *optional*): what earlier generations of the pair measured; shared and added to.
+        mean_acceptance (`float`): the acceptance expected before any round, in [0, 1].
+        uses_head (`bool`): take the acceptance of judged tokens from the head; else from the draft's probability,
+            calibrated as the generation runs.
+        horizon (`int`): how many further tokens it looks ahead.
+        max_length (`int`): the longest draft.
+    """
+
+    reason = "not worth its time"
+
+    def __init__(
+        self,
+        costs: CostProfile | None = None,
+        running: RunningCosts | None = None,
+        uses_head: bool = True,
+        mean_acceptance: float = 0.6,
+        horizon: int = 6,
+        max_length: int = 20,
+    ):
+        self.needs = frozenset({"probability", "seconds"} | ({"acceptance"} if uses_head else set()))
+        self.costs, self.uses_head, self.horizon, self.max_length = costs, uses_head, horizon, max_length
+        self.running = RunningCosts() if running is None else running
+        self.acceptance = RunningAcceptance(mean_acceptance)
+        self.known: CostProfile | None = None
+        self.tokens = self.seconds = 0.0
+        self.idle, self.probe_after = 0, 4
+        self.survival = self.judged = 1.0
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second in the long run, at least those of plain decoding."""
+        plain = 1 / self.known.verification(1)
+        return max(plain, self.tokens / self.seconds) if self.seconds else plain
+
+    def balance(self, drafted: int, survival: float) -> float:
+        """The best expected gain, in tokens, of drafting some more after `drafted` tokens."""
+        best, gained = 0.0, 0.0
+        for more in range(1, min(self.horizon, self.max_length - drafted) + 1):
+            survival *= self.acceptance.at(drafted + more)
+            gained += survival
+            added = self.known.round(drafted + more) - self.known.round(drafted)
+            best = max(best, gained - self.throughput * added)
+        return best
+
+    def begin(self) -> int | None:
+        self.survival, self.judged = 1.0, 1.0
+        self.known = self.costs or self.running.profile()
+        if self.known is None:
+            return (4, 0, 2)[self.running.rounds % 3]
+        if self.balance(0, 1.0) > 0:
+            return self.max_length
+        # Speculation does not pay. Try again now and then, ever more seldom.
+        self.idle += 1
+        if self.idle < self.probe_after:
+            return 0
+        self.idle, self.probe_after = 0, min(2 * self.probe_after, 64)
+        return 1
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        own = self.acceptance.given(token.probability)
+        if self.uses_head:
+            self.judged *= token.acceptance
+            survival = self.judged * own
+        else:
+            survival = self.survival = self.survival * own
+        return self.known is None or self.balance(token.position, survival) > 0
+
+    def end(self, round: Round) -> None:
+        drafted = len(round.drafted)
+        if self.costs is None and round.target_seconds is not None:
+            self.running.add(drafted, round.draft_seconds or 0.0, round.target_seconds)
+        for token in round.drafted[: round.accepted + 1]:
+            if token.position <= round.accepted or not round.censored:
+                self.acceptance.add(token, token.position <= round.accepted)
+        if self.known is not None:
+            if drafted and self.balance(0, 1.0) > 0:
+                self.idle, self.probe_after = 0, 4
+            fading = 0.98
+            self.tokens = fading * self.tokens + round.accepted + 1
+            self.seconds = fading * self.seconds + self.known.round(drafted)

@@ -1,0 +1,69 @@
+"""What a stopping rule is: it decides whether to draw another token, and can never take one back. Knows no models.
+
+A rule sees plain numbers, so that the same object decides in `generate` and in a replay of recorded traces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class DraftedToken:
+    """What a rule may see once a token was drawn. What the rule does not name in `needs` is not computed.
+
+    Attributes:
+        position (`int`): its place in the round, from 1.
+        probability (`float`, *optional*): the draft's, in the distribution that it was drawn from.
+        entropy (`float`, *optional*): of the draft's distribution at temperature 1, before any logits processor, nats.
+        acceptance (`float`, *optional*): the head's calibrated probability that the target accepts the token *before*
+            this one, given that all earlier ones are accepted; 1.0 for the first token of a round.
+    """
+
+    position: int
+    probability: float | None = None
+    entropy: float | None = None
+    acceptance: float | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in a round.
+
+    Attributes:
+        drafted (`list[DraftedToken]`): the tokens, as the rule saw them.
+        accepted (`int`): how many of them the target accepted.
+        censored (`bool`): the round was cut by the end of the sequence or its length, so its length says nothing.
+        draft_seconds (`float`, *optional*), target_seconds (`float`, *optional*): time in drafting all, and in the
+            target's pass with its bookkeeping.
+    """
+
+    drafted: list[DraftedToken]
+    accepted: int
+    censored: bool = False
+    draft_seconds: float | None = None
+    target_seconds: float | None = None
+
+
+class StoppingRule:
+    """Serves one generation. Subclasses override what they use.
+
+    Attributes:
+        needs (`frozenset[str]`): fields of `DraftedToken`, and `"seconds"` of `Round`, that the rule reads.
+        reason (`str`): why the rule ended a round, for `collect_stats`.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    reason: ClassVar[str] = "rule"
+
+    def begin(self) -> int | None:
+        """The most tokens that this round may draft; 0 is plain decoding, `None` no bound of the rule's own."""
+        return None
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        """Whether to draw another token after `token`, which is submitted either way."""
+        return True
+
+    def end(self, round: Round) -> None:
+        """Learns from a finished round."""

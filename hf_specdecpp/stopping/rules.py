@@ -1,0 +1,262 @@
+"""The stopping rules of the field, one small class each, with its formula and source. They know no models.
+
+Every rule decides whether to draw *another* token; a token that made it stop is submitted all the same. Where a
+published rule would take the token back (none here does), sampling would be biased.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from .costs import CostProfile, RunningCosts
+from .rule import DraftedToken, Round, StoppingRule
+
+
+class FixedLength(StoppingRule):
+    """Every round drafts `length` tokens."""
+
+    reason = "length"
+
+    def __init__(self, length: int):
+        if length < 0:
+            raise ValueError(f"length counts drafted tokens and must be 0 or more, got {length}")
+        self.length = length
+
+    def begin(self) -> int:
+        return self.length
+
+
+class Heuristic(StoppingRule):
+    """transformers' `num_assistant_tokens_schedule="heuristic"`: two more after a full acceptance, else one less."""
+
+    reason = "length"
+
+    def __init__(self, length: int = 20):
+        self.length = length
+
+    def begin(self) -> int:
+        return self.length
+
+    def end(self, round: Round) -> None:
+        full = round.accepted == len(round.drafted)
+        self.length = self.length + 2 if full else max(1, self.length - 1)
+
+
+class Confidence(StoppingRule):
+    """transformers' `assistant_confidence_threshold`: stop once the draft gave a drawn token less than `threshold`.
+
+    With `adapt`, as transformers does where scikit-learn is installed, the threshold minimises after each round
+    `false positive rate + 3 x false negative rate` over all verified tokens of the generation.
+    """
+
+    needs = frozenset({"probability"})
+    reason = "confidence"
+
+    def __init__(self, threshold: float = 0.4, adapt: bool = True):
+        self.threshold, self.adapt = threshold, adapt
+        self.seen: list[tuple[float, bool]] = []
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        return token.probability >= self.threshold
+
+    def end(self, round: Round) -> None:
+        verified = round.drafted[: round.accepted + 1]
+        self.seen += [(token.probability, token.position <= round.accepted) for token in verified]
+        positives = sum(accepted for _, accepted in self.seen)
+        negatives = len(self.seen) - positives
+        if not self.adapt or len(self.seen) <= 5 or not positives or not negatives:
+            return
+        best, true, false = math.inf, 0, 0
+        ordered = sorted(self.seen, key=lambda item: -item[0])
+        for i, (probability, accepted) in enumerate(ordered):
+            true, false = true + accepted, false + (not accepted)
+            if i + 1 < len(ordered) and ordered[i + 1][0] == probability:
+                continue  # the threshold takes in all equal probabilities
+            cost = false / negatives + 3 * (1 - true / positives)
+            if cost < best - 1e-12:
+                best, self.threshold = cost, probability
+
+
+class CumulativeConfidence(StoppingRule):
+    """Stop once `1 - prod q(y_i) > threshold`: SpecDec++'s rule with the draft's own probability for a head."""
+
+    needs = frozenset({"probability"})
+    reason = "cumulative confidence"
+
+    def __init__(self, threshold: float = 0.7):
+        self.threshold = threshold
+        self.survival = 1.0
+
+    def begin(self) -> None:
+        self.survival = 1.0
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        self.survival *= token.probability
+        return 1 - self.survival <= self.threshold
+
+
+class EntropyBound(StoppingRule):
+    """SVIP (arXiv 2411.18462): stop once `sqrt(c H(q)) > threshold`.
+
+    Acceptance is `1 - TV(p, q)`, by Pinsker at least `1 - sqrt(KL / 2)`; the divergence is taken to be a constant
+    multiple of the draft's entropy at temperature 1. The authors' code has c = 0.15, threshold 0.3 and 40 tokens.
+    """
+
+    needs = frozenset({"entropy"})
+    reason = "entropy"
+
+    def __init__(self, threshold: float = 0.3, scale: float = 0.15):
+        self.threshold, self.scale = threshold, scale
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        return math.sqrt(self.scale * max(token.entropy, 0.0)) <= self.threshold
+
+
+class AdaEDL(StoppingRule):
+    """AdaEDL (arXiv 2410.18351): stop once `1 - sqrt(gamma H(q)) < lambda`, lambda led to a rate of acceptance.
+
+    After each round, with `r <- r/2 + accepted/drafted/2`: below `target_rate` lambda aims `step` higher, else, if the
+    round ended before its cap, `step` lower; it moves a tenth of the way, `lambda <- 0.9 lambda + 0.1 aim`.
+    """
+
+    needs = frozenset({"entropy"})
+    reason = "entropy"
+
+    def __init__(self, threshold: float = 0.4, gamma: float = 0.2, target_rate: float = 0.9, step: float = 0.01):
+        self.threshold, self.gamma, self.target_rate, self.step = threshold, gamma, target_rate, step
+        self.rate = target_rate
+        self.stopped = False
+
+    def begin(self) -> None:
+        self.stopped = False
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        self.stopped = 1 - math.sqrt(self.gamma * max(token.entropy, 0.0)) < self.threshold
+        return not self.stopped
+
+    def end(self, round: Round) -> None:
+        if not round.drafted:
+            return
+        self.rate = 0.5 * self.rate + 0.5 * round.accepted / len(round.drafted)
+        aim = self.threshold
+        if self.rate < self.target_rate:
+            aim += self.step
+        elif self.stopped:
+            aim -= self.step
+        self.threshold = 0.9 * self.threshold + 0.1 * aim
+
+
+class AcceptanceThreshold(StoppingRule):
+    """SpecDec++ (arXiv 2405.19715, section 3.1): stop once `1 - prod P_i > threshold`, P_i from the head.
+
+    The head judges a token in the pass that draws the next one, so the product runs over all tokens but the newest.
+    """
+
+    needs = frozenset({"acceptance"})
+    reason = "threshold"
+
+    def __init__(self, threshold: float):
+        self.threshold = threshold
+        self.survival = 1.0
+
+    def begin(self) -> None:
+        self.survival = 1.0
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        self.survival *= token.acceptance
+        return 1 - self.survival <= self.threshold
+
+
+class Goodput(StoppingRule):
+    """SmartSpec (arXiv 2406.14066) at batch size 1: the length with the most expected tokens a second.
+
+    `E(k) = (1 - a^(k+1)) / (1 - a)` tokens in `round(k)` seconds, `a` the moving average of acceptance, from 0.7; the
+    search goes up from k = 0 and ends at the first decrease.
+    """
+
+    needs = frozenset({"seconds"})
+    reason = "length"
+    average: ClassVar[float] = 0.9  # weight of the past
+
+    def __init__(self, costs: CostProfile | None = None, running: RunningCosts | None = None, max_length: int = 20):
+        self.costs, self.max_length = costs, max_length
+        self.running = RunningCosts() if running is None else running
+        self.acceptance = 0.7
+
+    def begin(self) -> int:
+        costs = self.costs or self.running.profile()
+        if costs is None:
+            return (4, 0)[self.running.rounds % 2]
+        best, chosen = 0.0, 0
+        for k in range(self.max_length + 1):
+            a = min(self.acceptance, 0.999)
+            goodput = (1 - a ** (k + 1)) / (1 - a) / costs.round(k)
+            if goodput <= best:
+                break
+            best, chosen = goodput, k
+        return chosen
+
+    def end(self, round: Round) -> None:
+        if round.target_seconds is not None:
+            self.running.add(len(round.drafted), round.draft_seconds or 0.0, round.target_seconds)
+        tried = min(round.accepted + 1, len(round.drafted))
+        if tried and not round.censored:
+            rate = round.accepted / tried
+            self.acceptance = self.average * self.acceptance + (1 - self.average) * rate
+
+
+class Bounded(StoppingRule):
+    """`rule`, asked only from `min_length` drafted tokens on, and for no more than `max_length`."""
+
+    def __init__(self, rule: StoppingRule, min_length: int = 1, max_length: int | None = None):
+        self.rule, self.min_length, self.max_length = rule, min_length, max_length
+        self.needs, self.reason = rule.needs, rule.reason
+
+    def begin(self) -> int | None:
+        return _least(self.rule.begin(), self.max_length)
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        # The rule sees every token, since it may accumulate; its verdict counts from min_length on.
+        return self.rule.goes_on(token) or token.position < self.min_length
+
+    def end(self, round: Round) -> None:
+        self.rule.end(round)
+
+
+class AnyOf(StoppingRule):
+    """Stops once any of `rules` would."""
+
+    def __init__(self, *rules: StoppingRule):
+        self.rules = rules
+        self.needs = frozenset().union(*(rule.needs for rule in rules))
+
+    def begin(self) -> int | None:
+        return _least(*(rule.begin() for rule in self.rules))
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        return all([rule.goes_on(token) for rule in self.rules])  # a list: every rule sees every token
+
+    def end(self, round: Round) -> None:
+        for rule in self.rules:
+            rule.end(round)
+
+
+class AllOf(AnyOf):
+    """Stops once all of `rules` would have."""
+
+    def begin(self) -> int | None:
+        caps = [rule.begin() for rule in self.rules]
+        self.stopped = [False] * len(self.rules)
+        return None if None in caps else max(caps)
+
+    def goes_on(self, token: DraftedToken) -> bool:
+        self.stopped = [
+            stopped or not rule.goes_on(token) for stopped, rule in zip(self.stopped, self.rules, strict=True)
+        ]
+        return not all(self.stopped)
+
+
+def _least(*caps: int | None) -> int | None:
+    given = [cap for cap in caps if cap is not None]
+    return min(given) if given else None
