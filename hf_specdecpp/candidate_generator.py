@@ -200,7 +200,9 @@ class SpecDecPP(AssistedCandidateGenerator):
             facts["entropy"] = torch.special.entr(logits.softmax(-1)[0]).sum()
         if "acceptance" in needs and position > 1:
             facts["acceptance"] = torch.sigmoid(listener.acceptance_logits[0, -1])
-        values = dict(zip(facts, torch.stack(list(facts.values())).tolist(), strict=True))
+        # Rounded, so that equal situations look equal although passes of other shapes end in other last bits: a rule
+        # may compare with a value that it saw before.
+        values = {n: round(v, 5) for n, v in zip(facts, torch.stack(list(facts.values())).tolist(), strict=True)}
         ended = bool(values.pop("ended"))
         if "acceptance" in needs:
             values.setdefault("acceptance", 1.0)  # nothing was drafted before the first token

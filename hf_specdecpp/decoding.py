@@ -33,16 +33,22 @@ class Decoding:
                 f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}"
             )
 
-    def processed(self, logits: Tensor) -> Tensor:
-        """The logits that tokens are drawn from, (n, vocab_size) -> (n, vocab_size)."""
+    def processors(self) -> LogitsProcessorList:
+        """The warpers of sampling, none for greedy decoding."""
         warpers = LogitsProcessorList()
+        if not self.do_sample:
+            return warpers
         if self.temperature != 1.0:
             warpers.append(TemperatureLogitsWarper(self.temperature))
         if self.top_k:
             warpers.append(TopKLogitsWarper(self.top_k))
         if self.top_p < 1.0:
             warpers.append(TopPLogitsWarper(self.top_p))
-        return warpers(None, logits) if self.do_sample else logits
+        return warpers
+
+    def processed(self, logits: Tensor) -> Tensor:
+        """The logits that tokens are drawn from, (n, vocab_size) -> (n, vocab_size)."""
+        return self.processors()(None, logits)
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """One token for each row of `logits`, (n, vocab_size) -> (n,)."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TextStreamer, set_seed
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from .candidate_generator import SpecDecPP
+from .candidate_generator import SpecDecPP, active_head_config
 from .data import prompt_ids
 from .decoding import Decoding
 from .demo_pair import DRAFT, HEADS, demo_target, shipped
@@ -167,7 +167,9 @@ def run_demo(
     console.print(conditions(target_model, ids, max_new_tokens, repeats, dtype), soft_wrap=True)
     if json_file is not None:
         json_file.write_text(
-            json.dumps(report(methods, sweep, texts, target_model, draft_model, dtype, head), indent=1)
+            json.dumps(
+                report(methods, sweep, texts, target_model, draft_model, dtype, head, stopping_config), indent=1
+            )
         )
     return methods
 
@@ -207,13 +209,15 @@ def conditions(target: PreTrainedModel, ids: list[Tensor], max_new_tokens: int, 
     )
 
 
-def report(methods, sweep, texts, target, draft, dtype, head) -> dict[str, Any]:
+def report(methods, sweep, texts, target, draft, dtype, head, stopping_config) -> dict[str, Any]:
     """Everything measured, for `--json`."""
     plain = methods[0]
     return {
         "target": target.config._name_or_path,
         "draft": draft.config._name_or_path,
         "head": head,
+        "stopping_config": stopping_config.filled_from(active_head_config(draft)).to_dict(),
+        "max_new_tokens": max(n for m in methods for n in m.new_tokens),
         "dtype": dtype,
         "device": torch.cuda.get_device_name() if target.device.type == "cuda" else platform.processor() or "cpu",
         "threads": torch.get_num_threads(),

@@ -3,7 +3,7 @@ import torch
 from conftest import VOCAB, prompt, similar_draft, tiny_model, with_head
 from transformers import GenerationConfig, StaticCache, T5Config, T5ForConditionalGeneration
 
-from hf_specdecpp import SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp import SpecDecPP, StoppingConfig, candidate_generator, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
 
 
@@ -120,6 +120,56 @@ def test_a_draft_without_a_head_is_refused(target):
         generate(target, similar_draft(target))
     with pytest.raises(TypeError, match="drafts with `assistant_model`"):
         generate(target, None)
+
+
+@pytest.mark.parametrize("rule", ("svip", "confidence", "cost-aware"))
+def test_rules_that_ask_no_head_serve_any_draft(target, rule):
+    settings = {"uses_head": False} if rule == "cost-aware" else {}
+    plain = target.generate(prompt(), max_new_tokens=24, do_sample=False)
+    with collect_stats() as stats:
+        ours = generate(target, similar_draft(target), stopping_config=StoppingConfig(rule=rule, settings=settings))
+    assert ours.tolist() == plain.tolist() and stats.drafted > 0
+    with pytest.raises(ValueError, match="has no acceptance head"):
+        generate(target, similar_draft(target), stopping_config=StoppingConfig(rule="specdec++", threshold=0.5))
+
+
+def test_what_a_rule_does_not_need_is_not_computed(target, draft, monkeypatch):
+    """Entropy and the head cost time: only rules that name them pay."""
+    calls = []
+    layer = acceptance_layer(draft)
+    layer.acceptance_head["default"].register_forward_hook(lambda *args: calls.append("head"))
+    monkeypatch.setattr(torch.special, "entr", lambda q: calls.append("entropy") or -q * q.log())
+    expected = {"fixed": set(), "confidence": set(), "svip": {"entropy"}, "specdec++": {"head"}}
+    for rule, found in expected.items():
+        calls.clear()
+        settings = {"length": 3} if rule == "fixed" else {}
+        generate(target, draft, stopping_config=StoppingConfig(rule=rule, settings=settings))
+        assert set(calls) == found
+
+
+def test_rounds_without_a_draft_are_plain_decoding(target, draft):
+    """A rule may answer 0: the target then makes its token alone, and nothing is lost."""
+    plain = target.generate(prompt(), max_new_tokens=24, do_sample=False)
+    with collect_stats() as stats:
+        ours = generate(target, draft, stopping_config=StoppingConfig(rule="fixed", settings={"length": 0}))
+    assert ours.tolist() == plain.tolist()
+    assert stats.drafted == 0 and stats.rounds == stats.tokens and set(stats.stop_reasons) <= {"no_draft", "no_room"}
+    costs = {"draft_seconds": 3.0, "verify_seconds": [1.0]}
+    with collect_stats() as stats:
+        generate(target, draft, stopping_config=StoppingConfig(rule="cost-aware", settings={"costs": costs}))
+    assert stats.drafted < stats.rounds / 2
+
+
+def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
+    """A rule that measures itself begins where the last generation ended."""
+    measured = []
+    for _ in range(2):
+        with collect_stats() as stats:
+            generate(target, draft, stopping_config=StoppingConfig(rule="cost-aware"))
+        measured.append(stats.rounds)
+    costs = candidate_generator._running_costs[draft.get_base_model()]
+    (running,) = costs.values()
+    assert running.rounds > measured[1] and running.profile() is not None
 
 
 def test_a_draft_whose_head_is_switched_off_is_refused(target, draft):

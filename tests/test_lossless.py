@@ -9,6 +9,7 @@ from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from hf_specdecpp import SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp.stopping import RULES
 
 THRESHOLDS = (0.0, 0.3, 0.7, 1.0)
 
@@ -130,6 +131,36 @@ def test_sampling_behind_warpers_has_the_warped_distribution(chain):
     tokens = walk(target, draft, stopping_config=StoppingConfig(0.4), **warpers)
     assert p_value(target, tokens, **warpers) > FALSE_ALARM
     assert p_value(target, tokens, top_k=0) < FALSE_ALARM  # and not the unwarped one
+
+
+COSTS = {"draft_seconds": 0.1, "verify_seconds": [1.0, 1.05, 1.1]}
+EVERY_RULE = {
+    "adaedl": {},
+    "all": {"rules": [{"rule": "svip", "threshold": 0.2}, {"rule": "confidence", "threshold": 0.6}]},
+    "any": {"rules": [{"rule": "svip", "threshold": 0.5}, {"rule": "specdec++", "threshold": 0.4}]},
+    "confidence": {},
+    "cost-aware": {"costs": COSTS},
+    "cumulative-confidence": {},
+    "fixed": {"length": 3},
+    "goodput": {"costs": COSTS},
+    "heuristic": {"length": 3},
+    "svip": {},
+}
+
+
+def test_every_rule_is_here():
+    assert set(EVERY_RULE) | {"specdec++"} == set(RULES)
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE)
+def test_no_rule_changes_the_distribution(chain, rule):
+    """The same chi-square test, with a false-alarm rate of 1e-4 a rule; each draws a lot and is rejected often."""
+    target, draft = chain
+    settings = StoppingConfig(rule=rule, settings=EVERY_RULE[rule], max_draft_length=8)
+    with collect_stats() as stats:
+        tokens = walk(target, draft, stopping_config=settings)
+    assert p_value(target, tokens, top_k=0) > FALSE_ALARM
+    assert stats.drafted > 200 and 0.1 < stats.acceptance_rate < 0.98
 
 
 class DropsItsOwnToken(SpecDecPP):

@@ -98,13 +98,20 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     config = AcceptanceHeadConfig(target_signature=card.target_signature)
     train_head(models[1], tmp_path / "labels", head, config, AcceptanceTrainingArguments(str(head / "checkpoints")))
 
-    tuned = tmp_path / "threshold.json"
-    run(
-        "tune_threshold.py", "--target", target, "--draft", draft, "--head", head, "--prompts", fresh, "--count", 2,
-        "--max-new-tokens", 8, "--thresholds", 0.25, 0.9, "--output", tuned,
-    )  # fmt: skip
-    chosen = json.loads(tuned.read_text())["threshold"]
-    assert chosen in (0.25, 0.9) and AcceptanceHeadConfig.from_pretrained(head).threshold == chosen
+    rules = tmp_path / "rules.json"
+    compare = ("compare_rules.py", "--target", target, "--draft", draft, "--head", head, "--set", "dev", fresh,
+               "--set", "test", material / "prompts.jsonl", "--max-new-tokens", 8, "--max-draft-length", 3, "--traces",
+               tmp_path / "traces", "--output", rules)  # fmt: skip
+    run(*compare, "--count", 1)
+    run(*compare, "--count", 2, "--recommend")  # records the second prompts alone
+    tables = json.loads(rules.read_text())["tables"]
+    assert list(tables) == ["dev", "test"] and len(tables["test"]) == 11
+    assert all(
+        row["speedup"] <= table["oracle"]["speedup"] + 1e-9 for table in tables.values() for row in table.values()
+    )
+    assert len((tmp_path / "traces" / "head-test.jsonl").read_text().splitlines()) == 2
+    recommended = AcceptanceHeadConfig.from_pretrained(head)
+    assert recommended.rule == "cost-aware" and 0 < recommended.rule_settings["mean_acceptance"] < 1
 
     lossless = tmp_path / "lossless.jsonl"
     check = ("check_lossless.py", "--target", target, "--draft", draft, "--head", head, "--set", "p",

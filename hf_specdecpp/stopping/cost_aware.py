@@ -74,6 +74,7 @@ class CostAware(StoppingRule):
     """
 
     reason = "not worth its time"
+    fading: ClassVar[float] = 0.995  # weight of the past against the newest round
 
     def __init__(
         self,
@@ -95,9 +96,18 @@ class CostAware(StoppingRule):
 
     @property
     def throughput(self) -> float:
-        """Tokens a second in the long run, at least those of plain decoding."""
-        plain = 1 / self.known.verification(1)
-        return max(plain, self.tokens / self.seconds) if self.seconds else plain
+        """Tokens a second of rounds that draft, in the long run."""
+        return self.tokens / self.seconds
+
+    def expect(self, rounds: float = 8.0) -> None:
+        """Begins the long run with what the best fixed length should do, worth so many rounds of experience."""
+        best, survival, tokens = 0.0, 1.0, 1.0
+        for length in range(1, self.max_length + 1):
+            survival *= self.acceptance.at(length)
+            tokens += survival
+            seconds = self.known.round(length)
+            if tokens / seconds > best:
+                best, self.tokens, self.seconds = tokens / seconds, rounds * tokens, rounds * seconds
 
     def balance(self, drafted: int, survival: float) -> float:
         """The best expected gain, in tokens, of drafting some more after `drafted` tokens."""
@@ -114,14 +124,17 @@ class CostAware(StoppingRule):
         self.known = self.costs or self.running.profile()
         if self.known is None:
             return (4, 0, 2)[self.running.rounds % 3]
-        if self.balance(0, 1.0) > 0:
+        if not self.seconds:
+            self.expect()
+        if self.throughput >= 1 / self.known.verification(1):
+            self.idle, self.probe_after = 0, 4
             return self.max_length
         # Speculation does not pay. Try again now and then, ever more seldom.
         self.idle += 1
         if self.idle < self.probe_after:
             return 0
         self.idle, self.probe_after = 0, min(2 * self.probe_after, 64)
-        return 1
+        return self.max_length
 
     def goes_on(self, token: DraftedToken) -> bool:
         own = self.acceptance.given(token.probability)
@@ -139,9 +152,6 @@ class CostAware(StoppingRule):
         for token in round.drafted[: round.accepted + 1]:
             if token.position <= round.accepted or not round.censored:
                 self.acceptance.add(token, token.position <= round.accepted)
-        if self.known is not None:
-            if drafted and self.balance(0, 1.0) > 0:
-                self.idle, self.probe_after = 0, 4
-            fading = 0.98
-            self.tokens = fading * self.tokens + round.accepted + 1
-            self.seconds = fading * self.seconds + self.known.round(drafted)
+        if self.known is not None and drafted:
+            self.tokens = self.fading * self.tokens + round.accepted + 1
+            self.seconds = self.fading * self.seconds + self.known.round(drafted)

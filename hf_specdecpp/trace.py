@@ -1,0 +1,142 @@
+"""Records, at every position of the target's own output, what a long draft would have been. `replay` reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from .candidate_generator import SpecDecPP
+from .decoding import Decoding, draw_tokens
+from .stopping import DraftedToken, StoppingConfig, StoppingRule
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The longest draft at one position: its tokens as a rule sees them, and how many of them the target accepts.
+
+    `ended` says that the last one ends the sequence.
+    """
+
+    tokens: list[DraftedToken]
+    accepted: int
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One generation of the target.
+
+    Attributes:
+        target_ids (`list[int]`): the generated tokens.
+        max_new_tokens (`int`): the bound that the generation had.
+        drafts (`list[Draft]`): the draft that begins after `i` generated tokens, for every `i`.
+    """
+
+    target_ids: list[int]
+    max_new_tokens: int
+    drafts: list[Draft]
+
+    def to_json(self) -> str:
+        """One line; floats survive exactly."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Trace:
+        fields = json.loads(line)
+        drafts = [
+            Draft([DraftedToken(**token) for token in d["tokens"]], d["accepted"], d["ended"])
+            for d in fields.pop("drafts")
+        ]
+        return cls(**fields, drafts=drafts)
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """The traces of a JSONL file."""
+    return [Trace.from_json(line) for line in path.read_text().splitlines()]
+
+
+class _Everything(StoppingRule):
+    """Looks at all that a rule may look at, and never stops."""
+
+    def __init__(self, with_head: bool):
+        self.needs = frozenset({"probability", "entropy"} | ({"acceptance"} if with_head else set()))
+
+
+class _Recorder(SpecDecPP):
+    """Drafts along the target's output.
+
+    When sampling, drawn tokens are coupled to the target's: where its token is `x`, the draft's is `x` too with
+    probability `min(1, q(x) / p(x))` and else one of the residual `(q - p)+`. This is the joint law of a drafted token
+    and what comes out in speculative sampling, read the other way round, so rounds along a fixed output have the law
+    of real ones. Beyond the first rejection tokens are drawn from the draft alone.
+    """
+
+    target_ids: list[int]
+    target_probabilities: Tensor | None
+
+    def _draw(self, sequence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.do_sample:
+            return super()._draw(sequence, logits)
+        processed = self.processors(sequence, logits) if self.processors else logits
+        q = processed.softmax(-1)
+        drafted = len(self.drafted)
+        at = sequence.shape[1] - self.prompt_length
+        begin = at - drafted
+        followed = sequence[0, self.prompt_length + begin :].tolist() == self.target_ids[begin:at]
+        if not followed or at >= len(self.target_ids):
+            return draw_tokens(q), processed
+        p, x = self.target_probabilities[at : at + 1].to(q), self.target_ids[at]
+        if torch.rand(()).item() * p[0, x] < q[0, x]:
+            return torch.tensor([[x]], device=q.device), processed
+        return draw_tokens((q - p).clamp(min=0)), processed
+
+
+@torch.no_grad()
+def record_trace(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    input_ids: Tensor,
+    decoding: Decoding,
+    max_new_tokens: int,
+    max_draft_length: int = 20,
+) -> Trace:
+    """Generates with the target, then drafts at every position.
+
+    Args:
+        draft (`PreTrainedModel`): with or without an acceptance head; without one, the traces serve rules that need
+            none.
+        input_ids (`torch.LongTensor` of shape `(1, length)`): the prompt.
+        max_draft_length (`int`): longest draft recorded; rules with a larger bound cannot be replayed.
+    """
+    output = target.generate(
+        input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=max_new_tokens,
+        return_dict_in_generate=True, output_scores=decoding.do_sample, **decoding.generate_kwargs(),
+    )  # fmt: skip
+    length = input_ids.shape[1]
+    target_ids = output.sequences[0, length:].tolist()
+    config = GenerationConfig(**decoding.generate_kwargs())
+    config.update(**target.generation_config.to_diff_dict(), defaults_only=True)
+    config.update(**config._get_default_generation_params(), defaults_only=True)
+    config.max_length = length + len(target_ids) + max_draft_length + 1
+    settings = StoppingConfig(rule="fixed", settings={"length": max_draft_length}, max_draft_length=max_draft_length)
+    recorder = _Recorder(
+        input_ids, draft, config, {}, logits_processor=decoding.processors(), stopping_config=settings,
+        target_config=target.config,
+    )  # fmt: skip
+    recorder.rule = _Everything(with_head=recorder.head_config is not None)
+    recorder.rule.begin = lambda: max_draft_length
+    recorder.prompt_length, recorder.target_ids = length, target_ids
+    recorder.target_probabilities = torch.cat(output.scores).softmax(-1) if decoding.do_sample else None
+    drafts = []
+    for begin in range(len(target_ids)):
+        candidate_ids, _ = recorder.get_candidates(output.sequences[:, : length + begin])
+        drafted = candidate_ids[0, length + begin :].tolist()
+        pairs = zip(drafted, target_ids[begin:], strict=False)
+        accepted = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(target_ids) - begin))
+        drafts.append(Draft(recorder.drafted, accepted, recorder.stop_reason == "end_of_sequence"))
+    return Trace(target_ids, max_new_tokens, drafts)

@@ -1,0 +1,163 @@
+# /// script
+# dependencies = ["hf_specdecpp[demo]"]
+# ///
+"""Every stopping rule on the real pair, by replay of traces: settings chosen on the first set, reported on all.
+
+    python recipes/smollm2-135m/compare_rules.py --target TARGET --draft recipes/smollm2-135m/draft \\
+        --head recipes/smollm2-135m/heads/greedy --set alpaca_dev alpaca_dev.jsonl --set humaneval \\
+        openai/openai_humaneval:test --traces runs/traces --output benchmarks/results/rules-greedy.json
+
+A trace holds, at every position of the target's own output, the longest draft with all that a rule may look at, so a
+rule's rounds follow without a model. Costs are measured on this machine first. Traces are appended prompt by prompt; a
+killed run goes on where it stopped. With `--recommend` the best threshold and the expected acceptance are written into
+the head's `adapter_config.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
+from hf_specdecpp.calibration import measure_costs
+from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
+from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.replay import oracle, replay
+from hf_specdecpp.stopping import CostProfile
+from hf_specdecpp.trace import Trace, read_traces, record_trace
+
+THRESHOLDS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
+
+
+def candidates(costs: dict, mean_acceptance: float, longest: int) -> dict[str, list[StoppingConfig]]:
+    """Each rule with the settings to choose from; one setting means that nothing is chosen."""
+
+    def tuned(rule, **settings):
+        return [StoppingConfig(h, 1, longest, rule, settings) for h in THRESHOLDS]
+
+    def single(rule, **settings):
+        return [StoppingConfig(None, 1, longest, rule, settings)]
+
+    ours = {"costs": costs, "mean_acceptance": mean_acceptance, "max_length": longest}
+    return {
+        "fixed length": [StoppingConfig(None, 1, longest, "fixed", {"length": k}) for k in range(longest + 1)],
+        "transformers' heuristic": [StoppingConfig(None, 1, longest, "heuristic", {"length": k}) for k in (2, 5)],
+        "transformers' confidence": tuned("confidence") + tuned("confidence", adapt=False),
+        "cumulative confidence": tuned("cumulative-confidence"),
+        "SVIP": tuned("svip"),
+        "AdaEDL": tuned("adaedl"),
+        "goodput": single("goodput", costs=costs, max_length=longest),
+        "SpecDec++ (head)": tuned("specdec++"),
+        "cost-aware, no head": single("cost-aware", uses_head=False, **ours),
+        "cost-aware with the head": single("cost-aware", **ours),
+    }
+
+
+def mean_acceptance(traces: list[Trace]) -> float:
+    """Accepted per verified token, all before it accepted."""
+    accepted = sum(d.accepted for t in traces for d in t.drafts)
+    return accepted / (accepted + sum(d.accepted < len(d.tokens) for t in traces for d in t.drafts))
+
+
+def summary(found, best_possible: float) -> dict[str, float]:
+    gain = (found.speedup - 1) / (best_possible - 1) if best_possible > 1 else 0.0  # there is nothing to gain
+    return {"verif": found.verification_rate, "discard": found.discard_rate, "speedup": found.speedup,
+            "share_of_oracle_gain": gain}  # fmt: skip
+
+
+def spread(traces: list[Trace], config: StoppingConfig, costs: CostProfile, draws: int = 200) -> list[float]:
+    """95 % bootstrap interval of the speed-up, over prompts."""
+    single = [replay([trace], config.new_rule, costs) for trace in traces]
+    r, values = random.Random(0), []
+    for _ in range(draws):
+        drawn = r.choices(single, k=len(single))
+        values.append(sum(s.plain_seconds for s in drawn) / sum(s.seconds for s in drawn))
+    values.sort()
+    return [values[int(0.025 * draws)], values[int(0.975 * draws)]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--head", type=Path, required=True)
+    parser.add_argument("--set", nargs=2, action="append", required=True, metavar=("NAME", "SOURCE"))
+    parser.add_argument("--count", type=int, default=24, help="prompts of each set")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-draft-length", type=int, default=10)
+    parser.add_argument("--traces", type=Path, required=True, help="folder")
+    parser.add_argument("--recommend", action="store_true")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(m, dtype=torch.bfloat16).eval() for m in (args.target, args.draft)
+    )
+    draft.load_adapter(str(args.head))
+    head = AcceptanceHeadConfig.from_pretrained(args.head)
+    decoding, longest = Decoding(**head.decoding), args.max_draft_length
+    profile = measure_costs(target, draft, longest)
+    args.traces.mkdir(parents=True, exist_ok=True)
+    traces = {}
+    for name, source in args.set:
+        path = args.traces / f"{args.head.name}-{name}.jsonl"
+        done = len(path.read_text().splitlines()) if path.exists() else 0
+        for number, row in enumerate(load_rows(source).take(args.count)):
+            if number >= done:
+                set_seed(number)
+                ids = torch.tensor([prompt_ids(tokenizer, prompt_text(row))])
+                trace = record_trace(target, draft, ids, decoding, args.max_new_tokens, longest)
+                with path.open("a") as file:
+                    file.write(trace.to_json() + "\n")
+        traces[name] = read_traces(path)[: args.count]
+
+    first = next(iter(traces.values()))
+    expected = mean_acceptance(first)
+    rules, chosen = candidates(asdict(profile), expected, longest), {}
+    for rule, configs in rules.items():
+        chosen[rule] = max(configs, key=lambda c: replay(first, c.new_rule, profile).speedup)
+    tables = {}
+    for name, found in traces.items():
+        best = oracle(found, profile)
+        tables[name] = {"oracle": summary(best, best.speedup)}
+        for rule, config in chosen.items():
+            row = summary(replay(found, config.new_rule, profile), best.speedup)
+            tables[name][rule] = row | {"interval": spread(found, config, profile)}
+    result = {
+        "head": args.head.name,
+        "decoding": head.decoding,
+        "costs_seconds": asdict(profile),
+        "draft_to_target": profile.draft_seconds / profile.verification(1),
+        "chosen_on": args.set[0][0],
+        "chosen": {n: {"threshold": c.threshold, "settings": {k: v for k, v in c.settings.items() if k != "costs"}}
+                   for n, c in chosen.items()},
+        "mean_acceptance": {name: mean_acceptance(found) for name, found in traces.items()},
+        "prompts": args.count,
+        "max_new_tokens": args.max_new_tokens,
+        "max_draft_length": longest,
+        "dtype": "bfloat16",
+        "threads": torch.get_num_threads(),
+        "tables": tables,
+    }  # fmt: skip
+    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    for name, rows in tables.items():
+        print(f"{name} ({args.head.name})")
+        for rule, row in rows.items():
+            print(f"  {rule:<28}{row['speedup']:.3f}x  verif {row['verif']:.3f}  discard {row['discard']:.3f}  "
+                  f"{row['share_of_oracle_gain']:.0%} of the oracle's gain")  # fmt: skip
+    if args.recommend:
+        head.threshold = chosen["SpecDec++ (head)"].threshold
+        head.rule, head.rule_settings = "cost-aware", {"mean_acceptance": round(expected, 2)}
+        head.min_draft_length = 1
+        head.save_pretrained(args.head)
+
+
+if __name__ == "__main__":
+    main()
