@@ -65,10 +65,12 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     run(*cache, "--batch-tokens", 256)  # makes the missing shard alone
     assert shards[1].exists() and shards[0].stat().st_mtime_ns == kept
 
-    run(
-        "distil_draft.py", "--target", target, "--teacher", teacher, "--output", draft, "--layers", 0, 1,
-        "--compact-vocab-size", 96, "--max-steps", 6, "--batch-tokens", 512,
-    )  # fmt: skip
+    first, short = tmp_path / "draft1", ("--max-steps", 6, "--batch-tokens", 512)
+    distil = ("distil_draft.py", "--target", target, "--teacher", teacher)
+    run(*distil, "--output", first, "--layers", 0, 1, "--compact-vocab-size", 96, *short)
+    run(*distil, teacher, "--output", draft, "--init", first, *short)  # goes on from the first draft, on more text
+    drafts = [AutoModelForCausalLM.from_pretrained(m) for m in (first, draft)]
+    assert torch.equal(*(d.lm_head.token_ids for d in drafts)) and not torch.equal(*(d.lm_head.weight for d in drafts))
     metrics = json.loads((draft / "metrics.json").read_text())
     assert 0 <= metrics["eval_match"] <= 1 and 0 < metrics["eval_overlap"] <= 1
     assert isinstance(AutoModelForCausalLM.from_pretrained(draft), CompactLlamaForCausalLM)
@@ -120,6 +122,25 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     run(*check, "--count", 3)
     assert [json.loads(line)["equal"] for line in lossless.read_text().splitlines()] == [True] * 3
     assert "p: 3 of 3 prompts equal, float32" in capsys.readouterr().out
+
+
+def test_responses_are_sampled_once_and_a_killed_run_goes_on(run, material, tmp_path):
+    output, excluded = tmp_path / "responses.jsonl", tmp_path / "excluded.jsonl"
+    excluded.write_text(json.dumps({"prompt": "Prompt 3."}) + "\n")
+    sample = (
+        "sample_responses.py", "--target", material / "target", "--set", "dolly_train", material / "prompts.jsonl",
+        "--exclude", excluded, "--max-new-tokens", 4, "--batch-size", 8, "--output", output,
+    )  # fmt: skip
+    run(*sample)
+    whole = output.read_text()
+    rows = [json.loads(line) for line in whole.splitlines()]
+    assert sorted(row["row"] for row in rows) == [i for i in range(60) if i != 3]
+    assert all(1 <= len(row["response_ids"]) <= 4 for row in rows)
+    output.write_text(whole[: len("".join(whole.splitlines(keepends=True)[:20])) + 25])  # killed within a line
+    run(*sample)
+    assert output.read_text() == whole
+    run(*sample[:-1], tmp_path / "reference.jsonl", "--reference", "question", "--limit", 5)
+    assert len((tmp_path / "reference.jsonl").read_text().splitlines()) == 5
 
 
 def test_the_shipped_weights_fit_together_and_are_small():

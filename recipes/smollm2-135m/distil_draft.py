@@ -28,10 +28,10 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_specdecpp.compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
 
 
-def read_teacher(folder: Path) -> list[dict]:
+def read_teacher(folders: list[Path]) -> list[dict]:
     """The sequences of all shards, each with its teacher labels: `position`, `tokens`, `log_probabilities`."""
     sequences = []
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in (path for folder in folders for path in sorted(folder.glob("*.safetensors"))):
         with safe_open(path, "pt") as shard:
             labels = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118 (not a dict)
             batch = json.loads(shard.metadata()["batch"])
@@ -113,9 +113,10 @@ class DistillationTrainer(Trainer):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
-    parser.add_argument("--teacher", type=Path, required=True)
+    parser.add_argument("--teacher", type=Path, nargs="+", required=True, help="folders of cache_teacher.py")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--layers", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--layers", type=int, nargs="+", default=[0, 1], help="of the target, to begin with")
+    parser.add_argument("--init", help="begin with this draft instead")
     parser.add_argument("--compact-vocab-size", type=int, default=12288)
     parser.add_argument("--epochs", type=float, default=8)
     parser.add_argument("--max-steps", type=int, default=-1)
@@ -126,10 +127,15 @@ def main() -> None:
     target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32)
     sequences = read_teacher(args.teacher)
     train = [s for s in sequences if not held_out(s)]
-    token_ids = choose_vocabulary(train, args.compact_vocab_size, target.config.vocab_size)
+    if args.init:
+        draft = AutoModelForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+    else:
+        draft = initial_draft(
+            target, args.layers, choose_vocabulary(train, args.compact_vocab_size, target.config.vocab_size)
+        )
+    token_ids = draft.lm_head.token_ids
     row_of = torch.full((target.config.vocab_size,), -1)
     row_of[token_ids] = torch.arange(len(token_ids))
-    draft = initial_draft(target, args.layers, token_ids)
     del target
 
     trainer = DistillationTrainer(
