@@ -30,7 +30,7 @@ _running_costs: WeakKeyDictionary[PreTrainedModel, dict[str | None, RunningCosts
 
 
 class SpecDecPP(AssistedCandidateGenerator):
-    """Drafts candidates until the acceptance head finds a rejection likely enough (SpecDec++, arXiv 2405.19715).
+    """Drafts candidates until its stopping rule has enough, that of SpecDec++ (arXiv 2405.19715) or another.
 
     Two ways to use it, with equal output:
 
@@ -45,7 +45,8 @@ class SpecDecPP(AssistedCandidateGenerator):
     sampling exact.
 
     Args:
-        assistant_model (`PreTrainedModel` or `PeftModel`): the draft, with an active acceptance head.
+        assistant_model (`PreTrainedModel` or `PeftModel`): the draft, with an active acceptance head if the rule asks
+            one.
         stopping_config (`StoppingConfig`, *optional*): left out, the head's recommended settings serve.
         streamer (`BaseStreamer`, *optional*): only for `custom_generate`.
         target_config (`PretrainedConfig`, *optional*): the target's configuration, against which the pair is checked.
@@ -54,8 +55,8 @@ class SpecDecPP(AssistedCandidateGenerator):
 
     Raises:
         TypeError: if the draft is missing or no causal language model of transformers.
-        ValueError: if the draft has no active head, if the head is for another pair, if the vocabularies differ, if
-            the batch has more than one row, or for a setting that SpecDec++ cannot honour.
+        ValueError: if the rule asks a head and none is active on the draft, if the head is for another pair, if the
+            vocabularies differ, if the batch has more than one row, or for a setting that SpecDec++ cannot honour.
     """
 
     def __init__(
