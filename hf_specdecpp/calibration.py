@@ -1,59 +1,108 @@
-"""Measures what a pair costs on this machine: one drafted token, and a target pass over 1, 2, ... tokens."""
+"""What a pair costs on this machine, measured once and kept: `specdecpp calibrate` writes it, `SpecDecPP` finds it."""
 
 from __future__ import annotations
 
-import random
-import time
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from .candidate_generator import SpecDecPP, active_head_config
-from .stopping import CostProfile, RunningCosts, StoppingConfig
+from .acceptance import model_signature
+from .labels import write_atomically
+from .stopping import CostProfile
 
-DRAFTED = 4  # tokens a timed draft: the first of a round reads two, the others one
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_specdecpp" / "costs"
 
 
-@torch.no_grad()
-def measure_costs(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    max_draft_length: int = 12,
-    context_length: int = 256,
-    repeats: int = 9,
-) -> CostProfile:
-    """The costs of a round after `context_length` tokens, medians of `repeats` measurements in mixed order.
+@dataclass(frozen=True)
+class Calibration:
+    """Cost profiles of a pair, by context length.
 
-    Drafts and target passes alternate as in a real run, so each finds the caches of the processor as the other left
-    them. The active head, if there is one, is evaluated.
+    Args:
+        pair (`dict[str, str]`): what they hold for, see `pair_identity`.
+        profiles (`dict[int, CostProfile]`): by the number of tokens in the cache.
     """
-    try:
-        active_head_config(draft)
-        rule, threshold = "specdec++", 1.0
-    except ValueError:
-        rule, threshold = "cumulative-confidence", 1.0
-    config = StoppingConfig(threshold, DRAFTED, DRAFTED, rule)
-    vocab_size = target.config.get_text_config().vocab_size
-    ids = torch.randint(
-        vocab_size // 8, (1, context_length), generator=torch.Generator().manual_seed(0), device="cpu"
-    ).to(target.device)
-    generation_config = GenerationConfig(do_sample=False, max_length=context_length + 2 * max_draft_length)
-    generation_config.update(**generation_config._get_default_generation_params(), defaults_only=True)
-    generator = SpecDecPP(ids, draft, generation_config, {}, stopping_config=config, target_config=target.config)
-    cache = DynamicCache(config=target.config.get_text_config(decoder=True))
-    target(ids, past_key_values=cache, use_cache=True)
-    generator.get_candidates(ids)
 
-    running, order = RunningCosts(window=repeats), random.Random(0)
-    for repeat in range(repeats + 1):
-        for tokens in order.sample(range(1, max_draft_length + 2), max_draft_length + 1):
-            start = time.perf_counter()
-            generator.get_candidates(ids)
-            middle = time.perf_counter()
-            logits = target(ids[:, -tokens:], past_key_values=cache, use_cache=True).logits
-            logits.argmax(-1).tolist()
-            end = time.perf_counter()
-            cache.crop(-tokens)
-            if repeat:  # the first is warm-up
-                running.add(tokens - 1, (tokens - 1) * (middle - start) / DRAFTED, end - middle)
-    return running.profile()
+    pair: dict[str, str]
+    profiles: dict[int, CostProfile]
+
+    def at(self, context_length: int) -> CostProfile:
+        """The profile that was measured nearest to `context_length`."""
+        return self.profiles[min(self.profiles, key=lambda length: abs(length - context_length))]
+
+    def linear_fit(self) -> dict[str, float]:
+        """The paper's cost model over all profiles, `t_verify(n) = base + slope n`, by least squares.
+
+        Returns:
+            `draft_seconds`, `base_seconds`, `slope_seconds` and `r2`, the share of variance that the line explains. A
+            low `r2` means steps, which the cost-aware rule plans over and the line does not see.
+        """
+        points = [(n + 1, s) for p in self.profiles.values() for n, s in enumerate(p.verify_seconds)]
+        n, seconds = torch.tensor(points, dtype=torch.double).T
+        design = torch.stack([torch.ones_like(n), n], -1)
+        solution = torch.linalg.lstsq(design, seconds).solution
+        base, slope = solution.tolist()
+        errors = seconds - design @ solution
+        spread = ((seconds - seconds.mean()) ** 2).sum()
+        drafts = [p.draft_seconds for p in self.profiles.values()]
+        return {
+            "draft_seconds": sum(drafts) / len(drafts),
+            "base_seconds": base,
+            "slope_seconds": slope,
+            "r2": 1 - ((errors**2).sum() / spread).item() if spread > 0 else 1.0,
+        }
+
+    def save(self, path: Path) -> None:
+        """Writes JSON, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiles = {str(length): asdict(profile) for length, profile in self.profiles.items()}
+        write_atomically(
+            path, json.dumps({"pair": self.pair, "profiles": profiles, "linear_fit": self.linear_fit()}, indent=1)
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Calibration:
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file is none of ours.
+        """
+        try:
+            found = json.loads(path.read_text())
+            profiles = {int(n): CostProfile(**p) for n, p in found["profiles"].items()}
+            return cls(found["pair"], profiles)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{str(path)!r} holds no calibration: make one with `specdecpp calibrate`") from error
+
+
+def pair_identity(target: PretrainedConfig, draft: PreTrainedModel) -> dict[str, str]:
+    """What a measurement depends on: device, threads, dtypes, both models, and the libraries that run them."""
+    on_gpu = draft.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(draft.device) if on_gpu else f"{draft.device.type} {platform.machine()}",
+        "threads": str(torch.get_num_threads()),
+        "target": f"{model_signature(target)} {str(target.dtype).removeprefix('torch.')}",
+        "draft": f"{model_signature(draft.config)} {str(draft.dtype).removeprefix('torch.')}",
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+    }
+
+
+def stored_path(pair: dict[str, str]) -> Path:
+    """Where the calibration of a pair is kept: another device, dtype, model or library has another file."""
+    name = hashlib.sha256(json.dumps(pair, sort_keys=True).encode()).hexdigest()[:16]
+    return CACHE / f"{name}.json"
+
+
+def stored_calibration(target: PretrainedConfig | None, draft: PreTrainedModel) -> Calibration | None:
+    """What `specdecpp calibrate` measured for this pair on this machine, if it did."""
+    if target is None:
+        return None
+    path = stored_path(pair_identity(target, draft))
+    return Calibration.load(path) if path.exists() else None

@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model_signature
 from .assisted_decoding import assisted_decoding
+from .calibration import stored_calibration
 from .decoding import draw_tokens
 from .stopping import DraftedToken, Round, RunningCosts, StoppingConfig
 
@@ -120,10 +121,14 @@ class SpecDecPP(AssistedCandidateGenerator):
         # The loop writes num_assistant_tokens back to the draft when its schedule is "heuristic": leave it as it was.
         self.num_assistant_tokens = draft.generation_config.num_assistant_tokens
         self.settings = honoured(generation_config, self.stopping_config).filled_from(self.head_config)
-        costs = _running_costs.setdefault(draft, {})
-        self.rule = self.settings.new_rule(
-            costs.setdefault(target_config and model_signature(target_config), RunningCosts())
-        )
+        self.rule = self.settings.new_rule()
+        if "seconds" in self.rule.needs:
+            running = _running_costs.setdefault(draft, {})
+            stored = stored_calibration(target_config, draft)
+            self.rule = self.settings.new_rule(
+                running.setdefault(target_config and model_signature(target_config), RunningCosts()),
+                stored and stored.at(input_ids.shape[1]),
+            )
         self.drafted: list[DraftedToken] = []
         self.draft_seconds = self.drafted_until = 0.0
         self.is_first_round = True  # it reads the prompt, so its times are not those of a round

@@ -24,7 +24,7 @@ from .candidate_generator import SpecDecPP, active_head_config
 from .data import prompt_ids
 from .decoding import Decoding
 from .demo_pair import DRAFT, HEADS, demo_target, shipped
-from .loading import load_model, load_tokenizer
+from .loading import load_head, load_model, load_tokenizer
 from .statistics import GenerationStatistics, collect_stats
 from .stopping import StoppingConfig
 
@@ -131,7 +131,7 @@ def run_demo(
     head = head or shipped(HEADS / ("sampling" if sample else "greedy"))
     tokenizer = load_tokenizer(target)
     target_model, draft_model = load_model(target, dtype), load_model(draft, dtype)
-    draft_model.load_adapter(head)
+    load_head(draft_model, head)
     console.print(
         f"target [bold]{target}[/bold]\ndraft  [bold]{draft}[/bold]\nhead   [bold]{head}[/bold]", soft_wrap=True
     )

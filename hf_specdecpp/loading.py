@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,23 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ValueError: if there is none.
     """
     return _load(AutoTokenizer, name)
+
+
+def load_head(draft: PreTrainedModel, name: str) -> None:
+    """Loads an acceptance head into `draft`, in place.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if not (Path(name) / "adapter_config.json").exists() and Path(name).exists():
+        raise ValueError(f"the folder {name!r} holds no adapter_config.json: give the folder that a head was saved in")
+    try:
+        draft.load_adapter(name)
+    except OSError as error:
+        raise ValueError(
+            f"no head could be loaded from {name!r}: give the folder that a head was saved in, or the id of one on a "
+            "Hub that this machine reaches"
+        ) from error
 
 
 def _load(auto_class: Any, name: str, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from transformers import (
     logging,
 )
 
-from hf_specdecpp import AcceptanceHeadConfig
+from hf_specdecpp import AcceptanceHeadConfig, calibration
 from hf_specdecpp.acceptance import acceptance_layer
 
 VOCAB, HIDDEN = 264, 32
@@ -113,6 +113,12 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def prompt(length: int = 7, seed: int = 0) -> torch.Tensor:
     """(1, length) of ordinary token ids."""
     return torch.randint(4, VOCAB - 4, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(autouse=True)
+def no_stored_calibration(monkeypatch, tmp_path):
+    """Nothing that was measured on this machine reaches a test, and no test leaves anything behind."""
+    monkeypatch.setattr(calibration, "CACHE", tmp_path / "costs")
 
 
 @pytest.fixture(scope="session")

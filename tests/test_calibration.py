@@ -1,13 +1,65 @@
+import json
+
+import pytest
 import torch
-from conftest import similar_draft
+from conftest import prompt, similar_draft, tiny_model
 
-from hf_specdecpp.calibration import measure_costs
+from hf_specdecpp import SpecDecPP, StoppingConfig, calibration
+from hf_specdecpp.calibration import Calibration, pair_identity, stored_calibration, stored_path
+from hf_specdecpp.stopping import CostProfile
+
+LINE = CostProfile(0.5, (1.1, 1.2, 1.3, 1.4))
 
 
-def test_costs_are_measured_with_and_without_a_head_and_leave_the_models_alone(target, draft):
-    before = [p.clone() for p in draft.parameters()]
-    for each in (draft.get_base_model(), similar_draft(target)):
-        costs = measure_costs(target, each, max_draft_length=3, context_length=16, repeats=2)
-        assert len(costs.verify_seconds) == 4 and costs.draft_seconds > 0
-        assert list(costs.verify_seconds) == sorted(costs.verify_seconds)
-    assert all(torch.equal(a, b) for a, b in zip(before, draft.parameters(), strict=True))
+def test_it_survives_its_file_and_answers_with_the_nearest_context(tmp_path):
+    found = Calibration({"device": "cpu"}, {64: LINE, 512: CostProfile(0.5, (2.0, 3.0))})
+    found.save(tmp_path / "folder" / "costs.json")
+    again = Calibration.load(tmp_path / "folder" / "costs.json")
+    assert again == found
+    assert again.at(10) == LINE and again.at(400).verification(2) == 3.0
+
+
+def test_the_fit_is_the_papers_line_and_says_how_good_it_is():
+    fit = Calibration({}, {64: LINE}).linear_fit()
+    assert fit["base_seconds"] == pytest.approx(1.0) and fit["slope_seconds"] == pytest.approx(0.1)
+    assert fit["r2"] == pytest.approx(1.0) and fit["draft_seconds"] == 0.5
+    steps = Calibration({}, {64: CostProfile(0.5, (1.0, 1.0, 1.0, 2.0, 2.0, 2.0))}).linear_fit()
+    assert 0.5 < steps["r2"] < 0.9
+
+
+@pytest.mark.parametrize("content", ("", "{}", '{"pair": {}, "profiles": {"64": {"draft": 1}}}'))
+def test_a_file_that_is_no_calibration_is_refused(tmp_path, content):
+    (tmp_path / "costs.json").write_text(content)
+    with pytest.raises(ValueError, match="holds no calibration"):
+        Calibration.load(tmp_path / "costs.json")
+
+
+def test_another_dtype_thread_count_or_model_has_another_calibration(target, monkeypatch):
+    draft = similar_draft(target)
+    paths = {stored_path(pair_identity(target.config, draft))}
+    assert paths == {stored_path(pair_identity(target.config, draft))}
+    paths.add(stored_path(pair_identity(target.config, similar_draft(target).bfloat16())))
+    paths.add(stored_path(pair_identity(tiny_model("qwen3").config, draft)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+    paths.add(stored_path(pair_identity(target.config, draft)))
+    assert len(paths) == 4
+
+
+def test_generate_finds_what_was_calibrated(target, draft):
+    """With a draft that is said to cost three steps, the cost-aware rule hardly drafts."""
+    from hf_specdecpp import collect_stats
+
+    base = draft.get_base_model()
+    assert stored_calibration(target.config, base) is None
+    drafted = []
+    for seconds in (0.001, 3.0):
+        pair = pair_identity(target.config, base)
+        Calibration(pair, {64: CostProfile(seconds, (1.0, 1.0))}).save(stored_path(pair))
+        with collect_stats() as stats:
+            target.generate(
+                prompt(), assistant_model=draft, candidate_generator=SpecDecPP, max_new_tokens=40, do_sample=False,
+                stopping_config=StoppingConfig(rule="cost-aware"),
+            )  # fmt: skip
+        drafted.append(stats.drafted)
+    assert drafted[0] > 3 * drafted[1]
+    assert json.loads(next(calibration.CACHE.glob("*.json")).read_text())["pair"]["draft"].endswith("float32")

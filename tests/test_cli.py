@@ -101,3 +101,17 @@ def test_a_fixed_draft_length_is_given_back(target):
     with pytest.raises(KeyError), fixed_draft_length(target, 3):
         raise KeyError
     assert target.generation_config.to_dict() == before and torch.get_num_threads() > 0
+
+
+def test_a_calibration_is_measured_once_kept_and_drawn(pair, tmp_path):
+    command = ("calibrate", "--target", pair / "target", "--draft", pair / "draft", "--head", pair / "head", "--dtype",
+               "float32", "--context", 16, "--max-draft-length", 2)  # fmt: skip
+    first = run(*command, "--output", tmp_path / "out")
+    assert first.exit_code == 0, first.output
+    assert "R^2" in first.output and "measured before" not in first.output
+    profiles = json.loads((tmp_path / "out" / "float32.json").read_text())["profiles"]
+    assert len(profiles["16"]["verify_seconds"]) == 3
+    assert (tmp_path / "out" / "costs.png").exists()
+    assert "measured before" in run(*command, "--output", tmp_path / "again").output
+    assert json.loads((tmp_path / "again" / "float32.json").read_text())["profiles"] == profiles
+    assert "measured before" not in run(*command, "--force").output

@@ -61,7 +61,12 @@ def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch):
     names = {
         "org/target": "target", "org/draft": "draft", "databricks/databricks-dolly-15k": "prompts.jsonl", "1000": "12",
     }  # fmt: skip
-    short = {"label": ["--max-new-tokens", "8"], "train": [], "demo": ["--max-new-tokens", "8", "--repeats", "1"]}
+    short = {
+        "label": ["--max-new-tokens", "8"],
+        "train": [],
+        "calibrate": ["--max-draft-length", "2"],
+        "demo": ["--max-new-tokens", "8", "--repeats", "1"],
+    }
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("specdecpp")]
     assert len(commands) >= 3
     for command in commands:

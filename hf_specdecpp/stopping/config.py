@@ -114,13 +114,14 @@ class StoppingConfig:
             self, threshold=threshold, min_draft_length=low, max_draft_length=high, rule=rule, settings=settings
         )
 
-    def new_rule(self, running: RunningCosts | None = None) -> StoppingRule:
+    def new_rule(self, running: RunningCosts | None = None, costs: CostProfile | None = None) -> StoppingRule:
         """The rule of filled settings, for one generation.
 
         Args:
-            running (`RunningCosts`, *optional*): what the pair cost in earlier generations, for rules that measure.
+            running (`RunningCosts`, *optional*), costs (`CostProfile`, *optional*): what the pair cost in earlier
+                generations, and when it was calibrated, for rules that count seconds and whose settings name no costs.
         """
-        rule = make_rule(self.rule, self.threshold, self.settings, running)
+        rule = make_rule(self.rule, self.threshold, self.settings, running, costs)
         return Bounded(rule, self.min_draft_length, self.max_draft_length)
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,6 +134,7 @@ def make_rule(
     threshold: float | None,
     settings: Mapping[str, Any],
     running: RunningCosts | None = None,
+    costs: CostProfile | None = None,
     filled: bool = True,
 ) -> StoppingRule:
     """The rule called `name`.
@@ -153,12 +155,14 @@ def make_rule(
         parts = arguments.pop("rules", [])
         if arguments or not parts:
             raise ValueError(f"the rule {name!r} takes rules, a list of StoppingConfig as dictionaries, and no more")
-        return RULES[name](*(make_rule(p["rule"], p.get("threshold"), p.get("settings", {}), running) for p in parts))
+        return RULES[name](
+            *(make_rule(p["rule"], p.get("threshold"), p.get("settings", {}), running, costs) for p in parts)
+        )
     known = list(inspect.signature(RULES[name]).parameters)
     if "running" in known:
         known.remove("running")
-        if arguments.get("costs") is None and running is not None:
-            arguments["running"] = running
+        if arguments.get("costs") is None:
+            arguments |= {"running": running, "costs": costs}
     unknown = sorted(set(arguments) - {*known, "running"})
     if unknown:
         raise ValueError(f"the rule {name!r} has no {', '.join(unknown)}: its settings are {', '.join(known)}")

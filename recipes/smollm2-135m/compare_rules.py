@@ -25,7 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
-from hf_specdecpp.calibration import measure_costs
+from hf_specdecpp.cost_measurement import measure_costs
 from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.replay import oracle, replay

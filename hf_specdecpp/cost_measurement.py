@@ -1,0 +1,105 @@
+"""Measures what a pair costs on this machine: one drafted token, and a target pass over 1, 2, ... tokens."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+
+from .calibration import Calibration, pair_identity
+from .candidate_generator import SpecDecPP, active_head_config
+from .stopping import CostProfile, RunningCosts, StoppingConfig
+
+DRAFTED = 4  # tokens a timed draft: the first of a round reads two, the others one
+
+
+@torch.no_grad()
+def measure_costs(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    max_draft_length: int = 12,
+    context_length: int = 256,
+    repeats: int = 9,
+) -> CostProfile:
+    """The costs of a round after `context_length` tokens, medians of `repeats` measurements in mixed order.
+
+    Drafts and target passes alternate as in a real run, so each finds the caches of the processor as the other left
+    them. The active head, if there is one, is evaluated.
+    """
+    try:
+        active_head_config(draft)
+        rule, threshold = "specdec++", 1.0
+    except ValueError:
+        rule, threshold = "cumulative-confidence", 1.0
+    config = StoppingConfig(threshold, DRAFTED, DRAFTED, rule)
+    vocab_size = target.config.get_text_config().vocab_size
+    ids = torch.randint(
+        vocab_size // 8, (1, context_length), generator=torch.Generator().manual_seed(0), device="cpu"
+    ).to(target.device)
+    generation_config = GenerationConfig(do_sample=False, max_length=context_length + 2 * max_draft_length)
+    generation_config.update(**generation_config._get_default_generation_params(), defaults_only=True)
+    generator = SpecDecPP(ids, draft, generation_config, {}, stopping_config=config, target_config=target.config)
+    cache = DynamicCache(config=target.config.get_text_config(decoder=True))
+    target(ids, past_key_values=cache, use_cache=True)
+    generator.get_candidates(ids)
+
+    running, order = RunningCosts(window=repeats), random.Random(0)
+    for repeat in range(repeats + 1):
+        for tokens in order.sample(range(1, max_draft_length + 2), max_draft_length + 1):
+            start = time.perf_counter()
+            generator.get_candidates(ids)
+            middle = time.perf_counter()
+            logits = target(ids[:, -tokens:], past_key_values=cache, use_cache=True).logits
+            logits.argmax(-1).tolist()
+            end = time.perf_counter()
+            cache.crop(-tokens)
+            if repeat:  # the first is warm-up
+                running.add(tokens - 1, (tokens - 1) * (middle - start) / DRAFTED, end - middle)
+    return running.profile()
+
+
+def calibrate(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    context_lengths: Iterable[int] = (128, 512, 1024),
+    max_draft_length: int = 12,
+    on_context: Callable[[int], None] = lambda length: None,
+) -> Calibration:
+    """Measures a pair at several context lengths.
+
+    Args:
+        on_context: called with each context length once it is measured.
+    """
+    profiles = {}
+    for length in context_lengths:
+        profiles[length] = measure_costs(target, draft, max_draft_length, length)
+        on_context(length)
+    return Calibration(pair_identity(target.config, draft), profiles)
+
+
+def plot(calibrations: dict[str, Calibration], path: Path) -> None:
+    """Draws the target's pass over n tokens, one line for each dtype and context, beside the cost of drafting them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for dtype, calibration in calibrations.items():
+        for length, profile in calibration.profiles.items():
+            n = range(1, len(profile.verify_seconds) + 1)
+            axes.plot(
+                n, [1000 * s for s in profile.verify_seconds], marker="o", label=f"{dtype}, {length} in the cache"
+            )
+        length, profile = next(iter(calibration.profiles.items()))
+        n = range(len(profile.verify_seconds))
+        drafting = [1000 * k * profile.draft_seconds for k in n]
+        axes.plot([k + 1 for k in n], drafting, "--", color="grey", label=f"{dtype}, drafting n - 1 tokens")
+    axes.set(xlabel="tokens in the target's pass, n", ylabel="milliseconds", ylim=0, title="What a round costs")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
