@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def speaks_plainly(command: Callable) -> Callable:
     def wrapped(*args, **kwargs):
         logging.disable_progress_bar()
         datasets.disable_progress_bars()
+        # PEFT 0.21 under transformers 5.23, at every construction of a PeftModel.
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
         try:
             return command(*args, **kwargs)
         except (ValueError, TypeError) as error:
@@ -143,6 +146,39 @@ def train(
     for name, value in metrics.items():
         console.print(f"{name:<22}{value:.4g}")
     console.print(f"head saved in {output}")
+
+
+@app.command()
+@speaks_plainly
+def trace(
+    target: str = typer.Option(..., help="Hub id or folder of the target."),
+    draft: str = typer.Option(..., help="Hub id or folder of the draft."),
+    head: str = typer.Option(None, help="Hub id or folder of the draft's head, if it has one.", show_default=False),
+    prompts: str = typer.Option(..., help="A JSONL file or Hub dataset (id, id:split or id:config:split)."),
+    output: Path = typer.Option(..., help="JSONL file of traces; an interrupted run goes on in it."),
+    sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
+    max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
+    max_draft_length: int = typer.Option(20, min=1, help="Longest draft recorded."),
+    limit: int = typer.Option(24, min=1, help="Only the first prompts."),
+    dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+) -> None:
+    """Record what a long draft would be at every position, so that any stopping rule can be replayed."""
+    from .data import load_rows, prompt_ids, prompt_text
+    from .trace import record_traces
+
+    models = load_model(target, dtype), load_model(draft, dtype)
+    if head:
+        load_head(models[1], head)
+    tokenizer = load_tokenizer(target)
+    ids = [prompt_ids(tokenizer, prompt_text(row)) for row in load_rows(prompts).take(limit)]
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("traces", total=len(ids))
+        record_traces(
+            *models, ids, output, Decoding(True) if sample else Decoding(), max_new_tokens, max_draft_length,
+            on_prompt=lambda: progress.update(task, advance=1),
+        )  # fmt: skip
+    console.print(f"traces of {len(ids)} prompts in {output}")
 
 
 @app.command()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from .candidate_generator import SpecDecPP
 from .decoding import Decoding, draw_tokens
@@ -140,3 +141,33 @@ def record_trace(
         accepted = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(target_ids) - begin))
         drafts.append(Draft(recorder.drafted, accepted, recorder.stop_reason == "end_of_sequence"))
     return Trace(target_ids, max_new_tokens, drafts)
+
+
+def record_traces(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    prompts: list[list[int]],
+    path: Path,
+    decoding: Decoding,
+    max_new_tokens: int,
+    max_draft_length: int = 20,
+    on_prompt: Callable[[], None] = lambda: None,
+) -> None:
+    """Appends a trace for each prompt to the JSONL file `path`; those that it holds already are not made again.
+
+    Args:
+        prompts: token ids. The n-th is generated with the seed n, so a killed run goes on to the same file.
+        on_prompt: called after each prompt.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]
+    path.write_text("".join(whole))  # a killed run's half line goes
+    for number, prompt in enumerate(prompts):
+        if number >= len(whole):
+            set_seed(number)
+            ids = torch.tensor([prompt], device=target.device)
+            trace = record_trace(target, draft, ids, decoding, max_new_tokens, max_draft_length)
+            with path.open("a") as file:
+                file.write(trace.to_json() + "\n")
+        on_prompt()

@@ -115,3 +115,19 @@ def test_a_calibration_is_measured_once_kept_and_drawn(pair, tmp_path):
     assert "measured before" in run(*command, "--output", tmp_path / "again").output
     assert json.loads((tmp_path / "again" / "float32.json").read_text())["profiles"] == profiles
     assert "measured before" not in run(*command, "--force").output
+
+
+def test_traces_are_recorded_and_a_killed_run_goes_on(pair, tmp_path):
+    traces = tmp_path / "traces.jsonl"
+    command = (
+        "trace", "--target", pair / "target", "--draft", pair / "draft", "--head", pair / "head", "--sample",
+        "--prompts", pair / "prompts.jsonl", "--output", traces, "--limit", 3, "--max-new-tokens", 6,
+        "--max-draft-length", 2, "--dtype", "float32",
+    )  # fmt: skip
+    first = run(*command)
+    assert first.exit_code == 0, first.output
+    whole = traces.read_text()
+    assert [len(json.loads(line)["drafts"][0]["tokens"]) for line in whole.splitlines()] == [2, 2, 2]
+    traces.write_text(whole[: len(whole) // 2])  # killed within a line
+    assert run(*command).exit_code == 0
+    assert traces.read_text() == whole

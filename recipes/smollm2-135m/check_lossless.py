@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--head", required=True)
     parser.add_argument("--set", nargs=2, action="append", required=True, metavar=("NAME", "SOURCE"))
     parser.add_argument("--count", type=int, default=100, help="prompts of each set")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of them, for another process")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--output", type=Path, required=True)
@@ -48,7 +49,7 @@ def main() -> None:
     # Round robin over the sets, so that a run cut short has seen them all.
     work = [(n, r, row) for n, source in args.set for r, row in enumerate(load_rows(source).take(args.count))]
     for name, number, row in sorted(work, key=lambda item: item[1]):
-        if (name, number) in done:
+        if number < args.skip or (name, number) in done:
             continue
         ids = torch.tensor([prompt_ids(tokenizer, prompt_text(row))])
         settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": args.max_new_tokens, "do_sample": False}

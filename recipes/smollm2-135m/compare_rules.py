@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
 from hf_specdecpp.cost_measurement import measure_costs
@@ -30,7 +30,7 @@ from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.replay import oracle, replay
 from hf_specdecpp.stopping import CostProfile
-from hf_specdecpp.trace import Trace, read_traces, record_trace
+from hf_specdecpp.trace import Trace, read_traces, record_traces
 
 THRESHOLDS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
 
@@ -104,18 +104,11 @@ def main() -> None:
     head = AcceptanceHeadConfig.from_pretrained(args.head)
     decoding, longest = Decoding(**head.decoding), args.max_draft_length
     profile = measure_costs(target, draft, longest)
-    args.traces.mkdir(parents=True, exist_ok=True)
     traces = {}
     for name, source in args.set:
         path = args.traces / f"{args.head.name}-{name}.jsonl"
-        done = len(path.read_text().splitlines()) if path.exists() else 0
-        for number, row in enumerate(load_rows(source).take(args.count)):
-            if number >= done:
-                set_seed(number)
-                ids = torch.tensor([prompt_ids(tokenizer, prompt_text(row))])
-                trace = record_trace(target, draft, ids, decoding, args.max_new_tokens, longest)
-                with path.open("a") as file:
-                    file.write(trace.to_json() + "\n")
+        prompts = [prompt_ids(tokenizer, prompt_text(row)) for row in load_rows(source).take(args.count)]
+        record_traces(target, draft, prompts, path, decoding, args.max_new_tokens, longest)
         traces[name] = read_traces(path)[: args.count]
 
     first = next(iter(traces.values()))
