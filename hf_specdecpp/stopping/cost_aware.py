@@ -29,7 +29,7 @@ class RunningAcceptance:
     edges: ClassVar[tuple[float, ...]] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
     fading: ClassVar[float] = 0.995
 
-    def __init__(self, mean: float = 0.6, prior: float = 4.0):
+    def __init__(self, mean: float = 0.6, prior: float = 8.0):
         self.prior = prior
         self.overall = [mean * prior, prior]
         self.places: dict[int, list[float]] = {}
