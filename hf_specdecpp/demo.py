@@ -23,7 +23,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from .candidate_generator import SpecDecPP, active_head_config
 from .data import prompt_ids
 from .decoding import Decoding
-from .demo_pair import DRAFT, HEADS, demo_target, shipped
+from .demo_pair import DRAFT, HEADS, demo_target, public_name, shipped
 from .loading import load_head, load_model, load_tokenizer
 from .statistics import GenerationStatistics, collect_stats
 from .stopping import StoppingConfig
@@ -213,9 +213,9 @@ def report(methods, sweep, texts, target, draft, dtype, head, stopping_config) -
     """Everything measured, for `--json`."""
     plain = methods[0]
     return {
-        "target": target.config._name_or_path,
-        "draft": draft.config._name_or_path,
-        "head": head,
+        "target": public_name(target.config._name_or_path),
+        "draft": public_name(draft.config._name_or_path),
+        "head": public_name(head),
         "stopping_config": stopping_config.filled_from(active_head_config(draft)).to_dict(),
         "max_new_tokens": max(n for m in methods for n in m.new_tokens),
         "dtype": dtype,

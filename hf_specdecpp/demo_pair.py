@@ -60,3 +60,12 @@ def shipped(path: Path) -> str:
             "name a pair of your own with --target, --draft and --head"
         )
     return str(path)
+
+
+def public_name(name: str) -> str:
+    """`name` as another machine would know it: the demo's target by its Hub id, shipped files relative to the clone."""
+    path = Path(name)
+    if path == CACHE / "SmolLM2-135M-Instruct":
+        return HUB_ID
+    root = RECIPE.parents[1]
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
