@@ -63,7 +63,7 @@ def shipped(path: Path) -> str:
 
 
 def public_name(name: str) -> str:
-    """`name` as another machine would know it: the demo's target by its Hub id, shipped files relative to the clone."""
+    """`name` as other machines know it: the demo's target by its Hub id, shipped files relative to the clone."""
     path = Path(name)
     if path == CACHE / "SmolLM2-135M-Instruct":
         return HUB_ID

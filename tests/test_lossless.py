@@ -141,6 +141,7 @@ EVERY_RULE = {
     "confidence": {},
     "cost-aware": {"costs": COSTS},
     "cumulative-confidence": {},
+    "drop-in": {"costs": COSTS},
     "fixed": {"length": 3},
     "goodput": {"costs": COSTS},
     "heuristic": {"length": 3},

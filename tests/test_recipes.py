@@ -107,7 +107,7 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     run(*compare, "--count", 1)
     run(*compare, "--count", 2, "--recommend")  # records the second prompts alone
     tables = json.loads(rules.read_text())["tables"]
-    assert list(tables) == ["dev", "test"] and len(tables["test"]) == 11
+    assert list(tables) == ["dev", "test"] and len(tables["test"]) == 12
     assert all(
         row["speedup"] <= table["oracle"]["speedup"] + 1e-9 for table in tables.values() for row in table.values()
     )

@@ -23,6 +23,7 @@ CONFIGS = [
     StoppingConfig(rule="adaedl", threshold=0.2),
     StoppingConfig(rule="specdec++", threshold=0.5, min_draft_length=2),
     StoppingConfig(rule="goodput", settings={"costs": PROFILE}),
+    StoppingConfig(rule="drop-in", settings={"costs": PROFILE}),
     StoppingConfig(rule="cost-aware", settings={"costs": PROFILE}),
     StoppingConfig(rule="cost-aware", settings={"costs": PROFILE, "uses_head": False}),
     StoppingConfig(

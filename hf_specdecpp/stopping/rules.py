@@ -7,6 +7,7 @@ published rule would take the token back (none here does), sampling would be bia
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
@@ -204,6 +205,44 @@ class Goodput(StoppingRule):
         if tried and not round.censored:
             rate = round.accepted / tried
             self.acceptance = self.average * self.acceptance + (1 - self.average) * rate
+
+
+class DropIn(StoppingRule):
+    """On-the-fly adaptation (Liu, Park and Shen, ACL 2025): the length with the highest speed at the running accuracy.
+
+    `(1 - a^(k+1)) / ((1 - a) (k c + 1))` with `a` accepted per verified token over the last `window` rounds, and
+    `c = t_draft / t_verify(1)` as measured: verification is taken to cost the same for every length, which is what
+    sets it apart from `Goodput`. Written from the abstract and notes on the paper, not from its code.
+    """
+
+    needs = frozenset({"seconds"})
+    reason = "length"
+
+    def __init__(
+        self,
+        costs: CostProfile | None = None,
+        running: RunningCosts | None = None,
+        window: int = 16,
+        max_length: int = 20,
+    ):
+        self.costs, self.max_length = costs, max_length
+        self.running = RunningCosts() if running is None else running
+        self.recent: deque[tuple[int, int]] = deque(maxlen=window)
+
+    def begin(self) -> int:
+        costs = self.costs or self.running.profile()
+        if costs is None:
+            return (4, 0)[self.running.rounds % 2]
+        # One verified token of prior either way, so that nothing is ever certain.
+        accepted, verified = (sum(column) for column in zip((1, 2), *self.recent, strict=True))
+        a, c = accepted / verified, costs.draft_seconds / costs.verification(1)
+        return max(range(self.max_length + 1), key=lambda k: (1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)))
+
+    def end(self, round: Round) -> None:
+        if round.target_seconds is not None:
+            self.running.add(len(round.drafted), round.draft_seconds or 0.0, round.target_seconds)
+        if round.drafted and not round.censored:
+            self.recent.append((round.accepted, min(round.accepted + 1, len(round.drafted))))
 
 
 class Bounded(StoppingRule):

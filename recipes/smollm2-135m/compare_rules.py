@@ -53,6 +53,7 @@ def candidates(costs: dict, mean_acceptance: float, longest: int) -> dict[str, l
         "SVIP": tuned("svip"),
         "AdaEDL": tuned("adaedl"),
         "goodput": single("goodput", costs=costs, max_length=longest),
+        "Drop-In": single("drop-in", costs=costs, max_length=longest),
         "SpecDec++ (head)": tuned("specdec++"),
         "cost-aware, no head": single("cost-aware", uses_head=False, **ours),
         "cost-aware with the head": single("cost-aware", **ours),

@@ -14,6 +14,7 @@ from hf_specdecpp.stopping.rules import (
     Bounded,
     Confidence,
     CumulativeConfidence,
+    DropIn,
     EntropyBound,
     FixedLength,
     Goodput,
@@ -149,6 +150,21 @@ def test_goodput_learns_costs_and_acceptance_from_its_rounds():
         drafted = [DraftedToken(i + 1) for i in range(expensive.begin())]
         expensive.end(Round(drafted, 0, False, 0.9 * len(drafted), 1.0))
     assert expensive.begin() == 0  # nothing is accepted, so plain decoding is best
+
+
+def test_drop_in_has_the_highest_speed_at_the_recent_accuracy():
+    costs, rounds = CostProfile(0.15, (1.0, 1.5, 2.0)), some_rounds(60)
+    rule, expected, history = DropIn(costs, window=5, max_length=MOST), [], []
+    for _, acceptable in rounds:
+        accepted = 1 + sum(a for a, _ in history[-5:])
+        a = accepted / (2 + sum(n for _, n in history[-5:]))
+        speeds = [sum(a**j for j in range(k + 1)) / (1 + 0.15 * k) for k in range(MOST + 1)]
+        k = speeds.index(max(speeds))
+        expected.append(k)
+        if k:
+            history.append((min(acceptable, k), min(min(acceptable, k) + 1, k)))
+    assert lengths(rule, rounds) == expected
+    assert len(set(expected)) > 2
 
 
 def test_bounds_hold_whatever_the_rule_says():
