@@ -1,6 +1,7 @@
 """Every script of the recipe, from responses to a tuned head, on a tiny pair."""
 
 import json
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -106,7 +107,9 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
                tmp_path / "traces", "--output", rules)  # fmt: skip
     run(*compare, "--count", 1)
     run(*compare, "--count", 2, "--recommend")  # records the second prompts alone
-    tables = json.loads(rules.read_text())["tables"]
+    written = json.loads(rules.read_text())
+    tables, losses = written["tables"], written["log_loss_of_acceptance"]["test"]
+    assert 0 < losses["constant"] <= math.log(2) + 0.01 and losses["head"] > 0 and losses["tokens"] > 0
     assert list(tables) == ["dev", "test"] and len(tables["test"]) == 12
     assert all(
         row["speedup"] <= table["oracle"]["speedup"] + 1e-9 for table in tables.values() for row in table.values()

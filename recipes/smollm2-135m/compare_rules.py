@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -64,6 +65,26 @@ def mean_acceptance(traces: list[Trace]) -> float:
     """Accepted per verified token, all before it accepted."""
     accepted = sum(d.accepted for t in traces for d in t.drafts)
     return accepted / (accepted + sum(d.accepted < len(d.tokens) for t in traces for d in t.drafts))
+
+
+def log_losses(traces: list[Trace]) -> dict[str, float]:
+    """How well acceptance is predicted, in nats a token, over the verified tokens that the head judged."""
+    seen = [
+        (k < draft.accepted, draft.tokens[k].probability, draft.tokens[k + 1].acceptance)
+        for trace in traces for draft in trace.drafts
+        for k in range(min(draft.accepted + 1, len(draft.tokens) - 1))
+    ]  # fmt: skip
+    mean = sum(accepted for accepted, *_ in seen) / len(seen)
+
+    def loss(probability, accepted):
+        return -math.log(min(max(probability if accepted else 1 - probability, 1e-3), 1 - 1e-3))
+
+    return {
+        "constant": sum(loss(mean, accepted) for accepted, *_ in seen) / len(seen),
+        "draft's probability": sum(loss(q, accepted) for accepted, q, _ in seen) / len(seen),
+        "head": sum(loss(p, accepted) for accepted, _, p in seen) / len(seen),
+        "tokens": len(seen),
+    }
 
 
 def summary(found, best_possible: float) -> dict[str, float]:
@@ -133,6 +154,7 @@ def main() -> None:
         "chosen": {n: {"threshold": c.threshold, "settings": {k: v for k, v in c.settings.items() if k != "costs"}}
                    for n, c in chosen.items()},
         "mean_acceptance": {name: mean_acceptance(found) for name, found in traces.items()},
+        "log_loss_of_acceptance": {name: log_losses(found) for name, found in traces.items()},
         "prompts": args.count,
         "max_new_tokens": args.max_new_tokens,
         "max_draft_length": longest,
