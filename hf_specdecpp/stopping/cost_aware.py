@@ -14,6 +14,8 @@ Assumptions: rounds are alike in the long run, costs depend on lengths alone, an
 
 from __future__ import annotations
 
+import math
+from itertools import zip_longest
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
@@ -67,8 +69,8 @@ class CostAware(StoppingRule):
         costs (`CostProfile`, *optional*): left out, the rule measures in its first rounds.
         running (`RunningCosts`, *optional*): what earlier generations of the pair measured; shared and added to.
         mean_acceptance (`float`): the acceptance expected before any round, in [0, 1].
-        uses_head (`bool`): take the acceptance of judged tokens from the head; else from the draft's probability,
-            calibrated as the generation runs.
+        uses_head (`bool`): ask the head about every token but the newest, and weigh its word against the draft's own
+            probability, calibrated as the generation runs, by how well each predicted so far; else the latter alone.
         horizon (`int`): how many further tokens it looks ahead.
         max_length (`int`): the longest draft.
     """
@@ -92,7 +94,8 @@ class CostAware(StoppingRule):
         self.known: CostProfile | None = None
         self.tokens = self.seconds = 0.0
         self.idle, self.probe_after = 0, 4
-        self.survival = self.judged = 1.0
+        self.survival = self.newest = 1.0
+        self.head_loss = self.own_loss = 0.0
 
     @property
     def throughput(self) -> float:
@@ -120,7 +123,7 @@ class CostAware(StoppingRule):
         return best
 
     def begin(self) -> int | None:
-        self.survival, self.judged = 1.0, 1.0
+        self.survival = 1.0
         self.known = self.costs or self.running.profile()
         if self.known is None:
             return (4, 0, 2)[self.running.rounds % 3]
@@ -138,20 +141,35 @@ class CostAware(StoppingRule):
 
     def goes_on(self, token: DraftedToken) -> bool:
         own = self.acceptance.given(token.probability)
-        if self.uses_head:
-            self.judged *= token.acceptance
-            survival = self.judged * own
-        else:
-            survival = self.survival = self.survival * own
-        return self.known is None or self.balance(token.position, survival) > 0
+        if self.uses_head and token.position > 1:  # the newest judgement is of the token before
+            self.survival *= self.mixed(token.acceptance, self.newest)
+        elif token.position > 1:
+            self.survival *= self.newest
+        self.newest = own
+        return self.known is None or self.balance(token.position, self.survival * own) > 0
+
+    def mixed(self, head: float, own: float) -> float:
+        """Of two opinions on one token, weighted by how well each predicted so far (Bayes' rule over two models)."""
+        weight = 1 / (1 + math.exp(min(self.head_loss - self.own_loss, 50.0)))
+        return weight * head + (1 - weight) * own
 
     def end(self, round: Round) -> None:
         drafted = len(round.drafted)
         if self.costs is None and round.target_seconds is not None:
             self.running.add(drafted, round.draft_seconds or 0.0, round.target_seconds)
-        for token in round.drafted[: round.accepted + 1]:
-            if token.position <= round.accepted or not round.censored:
-                self.acceptance.add(token, token.position <= round.accepted)
+        for token, judge in zip_longest(round.drafted[: round.accepted + 1], round.drafted[1 : round.accepted + 2]):
+            accepted = token.position <= round.accepted
+            if accepted or not round.censored:
+                if self.uses_head and judge is not None:
+                    own = self.acceptance.given(token.probability)
+                    self.head_loss = self.fading * self.head_loss + log_loss(judge.acceptance, accepted)
+                    self.own_loss = self.fading * self.own_loss + log_loss(own, accepted)
+                self.acceptance.add(token, accepted)
         if self.known is not None and drafted:
             self.tokens = self.fading * self.tokens + round.accepted + 1
             self.seconds = self.fading * self.seconds + self.known.round(drafted)
+
+
+def log_loss(probability: float, accepted: bool) -> float:
+    """Of a prediction, in nats; no prediction is taken to be certain."""
+    return -math.log(max(probability if accepted else 1 - probability, 1e-3))
