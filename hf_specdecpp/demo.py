@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, TextStreamer, set_seed
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from .candidate_generator import SpecDecPP, active_head_config
+from .cost_measurement import measure_costs
 from .data import prompt_ids
 from .decoding import Decoding
 from .demo_pair import DRAFT, HEADS, demo_target, public_name, shipped
@@ -136,6 +137,12 @@ def run_demo(
         f"target [bold]{target}[/bold]\ndraft  [bold]{draft}[/bold]\nhead   [bold]{head}[/bold]", soft_wrap=True
     )
 
+    stopping_config = stopping_config.filled_from(active_head_config(draft_model))
+    if stopping_config.rule == "cost-aware":
+        with console.status("measuring what a round costs, as `specdecpp calibrate` does"):
+            costs = measure_costs(target_model, draft_model, max_draft_length=8, context_length=96, repeats=5)
+        stopping_config = replace(stopping_config, settings={**stopping_config.settings, "costs": asdict(costs)})
+
     texts = prompts or PROMPTS
     ids = [torch.tensor([prompt_ids(tokenizer, text)], device=target_model.device) for text in texts]
     decoding = Decoding(do_sample=True) if sample else Decoding()
@@ -216,7 +223,7 @@ def report(methods, sweep, texts, target, draft, dtype, head, stopping_config) -
         "target": public_name(target.config._name_or_path),
         "draft": public_name(draft.config._name_or_path),
         "head": public_name(head),
-        "stopping_config": stopping_config.filled_from(active_head_config(draft)).to_dict(),
+        "stopping_config": stopping_config.to_dict(),
         "max_new_tokens": max(n for m in methods for n in m.new_tokens),
         "dtype": dtype,
         "device": torch.cuda.get_device_name() if target.device.type == "cuda" else platform.processor() or "cpu",
