@@ -47,10 +47,12 @@ done
 python $R/evaluate_draft.py --target "$TARGET" --draft "$RUNS/draft" --set alpaca_dev "$ALPACA_DEV" 100 --responses "$first" \
     --output "$RESULTS/draft.json"
 
+awk 'NR % 3' "$RUNS/fresh.jsonl" > "$RUNS/labelled.jsonl"  # 427 of Dolly, 213 of GSM8K
+
 # One head for each way of decoding, trained where the draft was not; then all rules, settings chosen on Alpaca dev.
 for mode in greedy sampling; do
     [ $mode = sampling ] && sample=--sample || sample=
-    specdecpp label --target "$TARGET" --draft "$RUNS/draft" --prompts "$RUNS/fresh.jsonl" $sample --max-new-tokens 128 \
+    specdecpp label --target "$TARGET" --draft "$RUNS/draft" --prompts "$RUNS/labelled.jsonl" $sample --max-new-tokens 96 \
         --output "$RUNS/labels-$mode"
     [ -e "$RUNS/$mode/metrics.json" ] ||
         specdecpp train --labels "$RUNS/labels-$mode" --output "$RUNS/$mode" --epochs 10 --learning-rate 5e-4 --batch-size 16
