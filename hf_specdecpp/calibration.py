@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -13,11 +12,12 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from . import loading
 from .acceptance import model_signature
 from .labels import write_atomically
 from .stopping import CostProfile
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_specdecpp" / "costs"
+CACHE = loading.CACHE / "costs"
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,18 @@ model quantised to 4 bits (GGUF); that copy is unpacked once into the cache.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from .loading import CACHE
+
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2-135m"
 DRAFT = RECIPE / "draft"
 HEADS = RECIPE / "heads"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_specdecpp"
 
 
 def demo_target() -> str:

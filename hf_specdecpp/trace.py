@@ -62,10 +62,14 @@ def read_traces(path: Path) -> list[Trace]:
 
 
 class _Everything(StoppingRule):
-    """Looks at all that a rule may look at, and never stops."""
+    """Looks at all that a rule may look at, and stops at `length` tokens only."""
 
-    def __init__(self, with_head: bool):
+    def __init__(self, length: int, with_head: bool):
+        self.length = length
         self.needs = frozenset({"probability", "entropy"} | ({"acceptance"} if with_head else set()))
+
+    def begin(self) -> int:
+        return self.length
 
 
 class _Recorder(SpecDecPP):
@@ -129,8 +133,7 @@ def record_trace(
         input_ids, draft, config, {}, logits_processor=decoding.processors(), stopping_config=settings,
         target_config=target.config,
     )  # fmt: skip
-    recorder.rule = _Everything(with_head=recorder.head_config is not None)
-    recorder.rule.begin = lambda: max_draft_length
+    recorder.rule = _Everything(max_draft_length, with_head=recorder.head_config is not None)
     recorder.prompt_length, recorder.target_ids = length, target_ids
     recorder.target_probabilities = torch.cat(output.scores).softmax(-1) if decoding.do_sample else None
     drafts = []

@@ -78,7 +78,7 @@ def test_the_demo_compares_the_methods_and_writes_everything(pair, tmp_path):
     [
         (("demo", "--threshold", "1.5"), "threshold is the probability of a rejection"),
         (("demo", "--target", "/nowhere/at/all", "--draft", "x", "--head", "y"), "/nowhere/at/all"),
-        (("train", "--labels", "/nowhere", "--output", "/tmp/x"), "holds no labels.json"),
+        (("train", "--labels", "/nowhere", "--output", "/nowhere/head"), "holds no labels.json"),
     ],
 )
 def test_errors_are_one_sentence_and_no_traceback(arguments, message):

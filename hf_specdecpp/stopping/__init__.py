@@ -1,6 +1,6 @@
 """When to stop drafting: rules as plain objects over plain numbers, and the config that names one."""
 
-from .config import RULES, StoppingConfig, check_bounds, check_threshold
+from .config import RULES, StoppingConfig
 from .cost_aware import CostAware
 from .costs import CostProfile, RunningCosts
 from .rule import DraftedToken, Round, StoppingRule
@@ -14,6 +14,4 @@ __all__ = [
     "RunningCosts",
     "StoppingConfig",
     "StoppingRule",
-    "check_bounds",
-    "check_threshold",
 ]

@@ -19,7 +19,7 @@ from itertools import zip_longest
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
-from .rule import DraftedToken, Round, StoppingRule
+from .rule import DraftedToken, Round, TimedRule
 
 
 class RunningAcceptance:
@@ -40,10 +40,8 @@ class RunningAcceptance:
 
     def add(self, token: DraftedToken, accepted: bool) -> None:
         """A verified token, all before it having been accepted."""
-        counts = [self.overall, self.places.setdefault(token.position, [0.0, 0.0])]
-        if token.probability is not None:
-            counts.append(self.bins[self._bin(token.probability)])
-        for count in counts:
+        place = self.places.setdefault(token.position, [0.0, 0.0])
+        for count in (self.overall, place, self.bins[self._bin(token.probability)]):
             count[0] = self.fading * count[0] + accepted
             count[1] = self.fading * count[1] + 1
 
@@ -62,7 +60,7 @@ class RunningAcceptance:
         return sum(probability >= edge for edge in self.edges)
 
 
-class CostAware(StoppingRule):
+class CostAware(TimedRule):
     """Drafts one more token while its expected gain is worth more than its time.
 
     Args:
@@ -87,9 +85,9 @@ class CostAware(StoppingRule):
         horizon: int = 6,
         max_length: int = 20,
     ):
+        super().__init__(costs, running)
         self.needs = frozenset({"probability", "seconds"} | ({"acceptance"} if uses_head else set()))
-        self.costs, self.uses_head, self.horizon, self.max_length = costs, uses_head, horizon, max_length
-        self.running = RunningCosts() if running is None else running
+        self.uses_head, self.horizon, self.max_length = uses_head, horizon, max_length
         self.acceptance = RunningAcceptance(mean_acceptance)
         self.known: CostProfile | None = None
         self.tokens = self.seconds = 0.0
@@ -124,7 +122,7 @@ class CostAware(StoppingRule):
 
     def begin(self) -> int | None:
         self.survival = 1.0
-        self.known = self.costs or self.running.profile()
+        self.known = self.current_costs()
         if self.known is None:
             return (4, 0, 2)[self.running.rounds % 3]
         if not self.seconds:
@@ -140,13 +138,10 @@ class CostAware(StoppingRule):
         return self.max_length
 
     def goes_on(self, token: DraftedToken) -> bool:
-        own = self.acceptance.given(token.probability)
-        if self.uses_head and token.position > 1:  # the newest judgement is of the token before
-            self.survival *= self.mixed(token.acceptance, self.newest)
-        elif token.position > 1:
-            self.survival *= self.newest
-        self.newest = own
-        return self.known is None or self.balance(token.position, self.survival * own) > 0
+        if token.position > 1:  # the head's newest judgement is of the token before
+            self.survival *= self.mixed(token.acceptance, self.newest) if self.uses_head else self.newest
+        self.newest = self.acceptance.given(token.probability)
+        return self.known is None or self.balance(token.position, self.survival * self.newest) > 0
 
     def mixed(self, head: float, own: float) -> float:
         """Of two opinions on one token, weighted by how well each predicted so far (Bayes' rule over two models)."""
@@ -154,9 +149,7 @@ class CostAware(StoppingRule):
         return weight * head + (1 - weight) * own
 
     def end(self, round: Round) -> None:
-        drafted = len(round.drafted)
-        if self.costs is None and round.target_seconds is not None:
-            self.running.add(drafted, round.draft_seconds or 0.0, round.target_seconds)
+        super().end(round)
         for token, judge in zip_longest(round.drafted[: round.accepted + 1], round.drafted[1 : round.accepted + 2]):
             accepted = token.position <= round.accepted
             if accepted or not round.censored:
@@ -165,6 +158,7 @@ class CostAware(StoppingRule):
                     self.head_loss = self.fading * self.head_loss + log_loss(judge.acceptance, accepted)
                     self.own_loss = self.fading * self.own_loss + log_loss(own, accepted)
                 self.acceptance.add(token, accepted)
+        drafted = len(round.drafted)
         if self.known is not None and drafted:
             self.tokens = self.fading * self.tokens + round.accepted + 1
             self.seconds = self.fading * self.seconds + self.known.round(drafted)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .costs import CostProfile, RunningCosts
+
 
 @dataclass(frozen=True)
 class DraftedToken:
@@ -67,3 +69,26 @@ class StoppingRule:
 
     def end(self, round: Round) -> None:
         """Learns from a finished round."""
+
+
+class TimedRule(StoppingRule):
+    """A rule that counts seconds: it takes the costs that it is given, or learns them from its own rounds.
+
+    Args:
+        costs (`CostProfile`, *optional*): what a round costs; nothing is learned then.
+        running (`RunningCosts`, *optional*): what earlier generations of the pair measured; shared and added to.
+    """
+
+    needs = frozenset({"seconds"})
+
+    def __init__(self, costs: CostProfile | None = None, running: RunningCosts | None = None):
+        self.costs = costs
+        self.running = RunningCosts() if running is None else running
+
+    def current_costs(self) -> CostProfile | None:
+        """What a round costs as far as is known; `None` while too little was measured."""
+        return self.costs or self.running.profile()
+
+    def end(self, round: Round) -> None:
+        if self.costs is None and round.target_seconds is not None:
+            self.running.add(len(round.drafted), round.draft_seconds or 0.0, round.target_seconds)

@@ -11,7 +11,7 @@ from collections import deque
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
-from .rule import DraftedToken, Round, StoppingRule
+from .rule import DraftedToken, Round, StoppingRule, TimedRule
 
 
 class FixedLength(StoppingRule):
@@ -79,13 +79,15 @@ class Confidence(StoppingRule):
                 best, self.threshold = cost, probability
 
 
-class CumulativeConfidence(StoppingRule):
-    """Stop once `1 - prod q(y_i) > threshold`: SpecDec++'s rule with the draft's own probability for a head."""
+class SurvivalThreshold(StoppingRule):
+    """Stop once `1 - prod P_i > threshold`, the probability that at least one drafted token is rejected.
 
-    needs = frozenset({"probability"})
-    reason = "cumulative confidence"
+    Subclasses name in `factor` the field of `DraftedToken` that is multiplied.
+    """
 
-    def __init__(self, threshold: float = 0.7):
+    factor: ClassVar[str]
+
+    def __init__(self, threshold: float):
         self.threshold = threshold
         self.survival = 1.0
 
@@ -93,8 +95,30 @@ class CumulativeConfidence(StoppingRule):
         self.survival = 1.0
 
     def goes_on(self, token: DraftedToken) -> bool:
-        self.survival *= token.probability
+        self.survival *= getattr(token, self.factor)
         return 1 - self.survival <= self.threshold
+
+
+class CumulativeConfidence(SurvivalThreshold):
+    """SpecDec++'s rule with the draft's own probability for a head: `P_i = q(y_i)`."""
+
+    needs = frozenset({"probability"})
+    reason = "cumulative confidence"
+    factor = "probability"
+
+    def __init__(self, threshold: float = 0.7):
+        super().__init__(threshold)
+
+
+class AcceptanceThreshold(SurvivalThreshold):
+    """SpecDec++ (arXiv 2405.19715, section 3.1): `P_i` from the head.
+
+    The head judges a token in the pass that draws the next one, so the product runs over all tokens but the newest.
+    """
+
+    needs = frozenset({"acceptance"})
+    reason = "threshold"
+    factor = "acceptance"
 
 
 class EntropyBound(StoppingRule):
@@ -148,45 +172,23 @@ class AdaEDL(StoppingRule):
         self.threshold = 0.9 * self.threshold + 0.1 * aim
 
 
-class AcceptanceThreshold(StoppingRule):
-    """SpecDec++ (arXiv 2405.19715, section 3.1): stop once `1 - prod P_i > threshold`, P_i from the head.
-
-    The head judges a token in the pass that draws the next one, so the product runs over all tokens but the newest.
-    """
-
-    needs = frozenset({"acceptance"})
-    reason = "threshold"
-
-    def __init__(self, threshold: float):
-        self.threshold = threshold
-        self.survival = 1.0
-
-    def begin(self) -> None:
-        self.survival = 1.0
-
-    def goes_on(self, token: DraftedToken) -> bool:
-        self.survival *= token.acceptance
-        return 1 - self.survival <= self.threshold
-
-
-class Goodput(StoppingRule):
+class Goodput(TimedRule):
     """SmartSpec (arXiv 2406.14066) at batch size 1: the length with the most expected tokens a second.
 
     `E(k) = (1 - a^(k+1)) / (1 - a)` tokens in `round(k)` seconds, `a` the moving average of acceptance, from 0.7; the
     search goes up from k = 0 and ends at the first decrease.
     """
 
-    needs = frozenset({"seconds"})
     reason = "length"
     average: ClassVar[float] = 0.9  # weight of the past
 
     def __init__(self, costs: CostProfile | None = None, running: RunningCosts | None = None, max_length: int = 20):
-        self.costs, self.max_length = costs, max_length
-        self.running = RunningCosts() if running is None else running
+        super().__init__(costs, running)
+        self.max_length = max_length
         self.acceptance = 0.7
 
     def begin(self) -> int:
-        costs = self.costs or self.running.profile()
+        costs = self.current_costs()
         if costs is None:
             return (4, 0)[self.running.rounds % 2]
         best, chosen = 0.0, 0
@@ -199,15 +201,14 @@ class Goodput(StoppingRule):
         return chosen
 
     def end(self, round: Round) -> None:
-        if round.target_seconds is not None:
-            self.running.add(len(round.drafted), round.draft_seconds or 0.0, round.target_seconds)
+        super().end(round)
         tried = min(round.accepted + 1, len(round.drafted))
         if tried and not round.censored:
             rate = round.accepted / tried
             self.acceptance = self.average * self.acceptance + (1 - self.average) * rate
 
 
-class DropIn(StoppingRule):
+class DropIn(TimedRule):
     """On-the-fly adaptation (Liu, Park and Shen, ACL 2025): the length with the highest speed at the running accuracy.
 
     `(1 - a^(k+1)) / ((1 - a) (k c + 1))` with `a` accepted per verified token over the last `window` rounds, and
@@ -215,7 +216,6 @@ class DropIn(StoppingRule):
     sets it apart from `Goodput`. Written from the abstract and notes on the paper, not from its code.
     """
 
-    needs = frozenset({"seconds"})
     reason = "length"
 
     def __init__(
@@ -225,12 +225,12 @@ class DropIn(StoppingRule):
         window: int = 16,
         max_length: int = 20,
     ):
-        self.costs, self.max_length = costs, max_length
-        self.running = RunningCosts() if running is None else running
+        super().__init__(costs, running)
+        self.max_length = max_length
         self.recent: deque[tuple[int, int]] = deque(maxlen=window)
 
     def begin(self) -> int:
-        costs = self.costs or self.running.profile()
+        costs = self.current_costs()
         if costs is None:
             return (4, 0)[self.running.rounds % 2]
         # One verified token of prior either way, so that nothing is ever certain.
@@ -239,8 +239,7 @@ class DropIn(StoppingRule):
         return max(range(self.max_length + 1), key=lambda k: (1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)))
 
     def end(self, round: Round) -> None:
-        if round.target_seconds is not None:
-            self.running.add(len(round.drafted), round.draft_seconds or 0.0, round.target_seconds)
+        super().end(round)
         if round.drafted and not round.censored:
             self.recent.append((round.accepted, min(round.accepted + 1, len(round.drafted))))
 
