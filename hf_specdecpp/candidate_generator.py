@@ -148,8 +148,9 @@ class SpecDecPP(AssistedCandidateGenerator):
         eos_token_id = generation_config.eos_token_id
         eos = [] if eos_token_id is None else torch.as_tensor(eos_token_id).flatten().tolist()
         self.eos_token_ids = torch.tensor(eos, dtype=torch.long, device=draft.device)
-        self.cache = DynamicCache(config=draft.config.get_text_config(decoder=True))
-        self.cache.activate_past_recording()
+        # Without a config no layer slides: a round makes several passes before it is rolled back, which the sliding
+        # layers of transformers 5.17 cannot; the mask confines attention to the window all the same.
+        self.cache = DynamicCache()
         mask = model_kwargs.get("attention_mask")
         self.prompt_mask = None if mask is None or bool(mask.all()) else mask.to(draft.device)
         self.forward_kwargs = {"logits_to_keep": 1} if draft._supports_logits_to_keep() else {}
@@ -231,9 +232,8 @@ class SpecDecPP(AssistedCandidateGenerator):
         """Drops the rejected tokens from the draft's cache; returns the tokens that it has not seen, (1, n >= 1)."""
         cached = self.cache.get_seq_length()
         kept = min(cached, sequence.shape[1] - 1)
-        if cached > 0:
-            # Also when nothing is to be dropped: sliding-window layers shrink the past they recorded.
-            self.cache.crop(-(cached - kept))
+        if cached > kept:
+            self.cache.crop(kept - cached)
         return sequence[:, kept:]
 
     def _draft_logits(self, newest: Tensor, sequence: Tensor) -> Tensor:

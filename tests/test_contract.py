@@ -75,7 +75,7 @@ def test_defaults_that_we_tell_from_the_callers_wishes():
 
 def test_caches_roll_back_by_negative_counts():
     assert parameters(DynamicCache.crop)[0] == "self" and len(parameters(DynamicCache.crop)) == 2
-    for name in ("activate_past_recording", "get_seq_length", "batch_select_indices"):
+    for name in ("get_seq_length", "batch_select_indices"):
         assert callable(getattr(DynamicCache, name))
 
 
