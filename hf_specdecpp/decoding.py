@@ -56,6 +56,31 @@ class Decoding:
             return logits.argmax(-1)
         return draw_tokens(self.processed(logits).softmax(-1), generator).squeeze(-1)
 
+    def draw_beside(
+        self, draft_logits: Tensor, target_logits: Tensor, target_ids: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Tokens of the draft beside those of the target, with the joint law that speculative decoding gives them.
+
+        Where the target's token is `x`, the draft's is `x` too with probability `min(1, q(x) / p(x))`, and else one of
+        the residual `(q - p)+`: the coupling of speculative sampling (arXiv 2211.17192, appendix A.1), read the other
+        way round. The draft's token alone has the draft's distribution, and it is accepted exactly if it equals `x`.
+        So rounds along an output of the target have the law of real ones.
+
+        Args:
+            draft_logits, target_logits (`torch.FloatTensor` of shape `(n, vocab_size)`): unprocessed.
+            target_ids (`torch.LongTensor` of shape `(n,)`): drawn from the target.
+
+        Returns:
+            `torch.LongTensor` of shape `(n,)`.
+        """
+        if not self.do_sample:
+            return draft_logits.argmax(-1)
+        p, q = (self.processed(logits).softmax(-1) for logits in (target_logits, draft_logits))
+        x = target_ids[:, None]
+        level = torch.rand(x.shape, device=q.device, generator=generator)
+        same = level * p.gather(-1, x) < q.gather(-1, x)
+        return torch.where(same, x, draw_tokens((q - p).clamp(min=0), generator)).squeeze(-1)
+
     def generate_kwargs(self) -> dict[str, Any]:
         """The same mode as keywords of `generate`."""
         return asdict(self) if self.do_sample else {"do_sample": False}

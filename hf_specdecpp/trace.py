@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from .candidate_generator import SpecDecPP
-from .decoding import Decoding, draw_tokens
+from .decoding import Decoding
 from .stopping import DraftedToken, StoppingConfig, StoppingRule
 
 
@@ -73,32 +73,24 @@ class _Everything(StoppingRule):
 
 
 class _Recorder(SpecDecPP):
-    """Drafts along the target's output.
+    """Drafts along the target's output; when sampling, beside its tokens (`Decoding.draw_beside`).
 
-    When sampling, drawn tokens are coupled to the target's: where its token is `x`, the draft's is `x` too with
-    probability `min(1, q(x) / p(x))` and else one of the residual `(q - p)+`. This is the joint law of a drafted token
-    and what comes out in speculative sampling, read the other way round, so rounds along a fixed output have the law
-    of real ones. Beyond the first rejection tokens are drawn from the draft alone.
+    Beyond the first rejection tokens are drawn from the draft alone.
     """
 
-    target_ids: list[int]
-    target_probabilities: Tensor | None
+    decoding: Decoding
+    target_ids: Tensor  # (n,)
+    target_logits: Tensor | None  # (n, vocab_size), when sampling
 
     def _draw(self, sequence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.do_sample:
-            return super()._draw(sequence, logits)
-        processed = self.processors(sequence, logits) if self.processors else logits
-        q = processed.softmax(-1)
-        drafted = len(self.drafted)
         at = sequence.shape[1] - self.prompt_length
-        begin = at - drafted
-        followed = sequence[0, self.prompt_length + begin :].tolist() == self.target_ids[begin:at]
-        if not followed or at >= len(self.target_ids):
-            return draw_tokens(q), processed
-        p, x = self.target_probabilities[at : at + 1].to(q), self.target_ids[at]
-        if torch.rand(()).item() * p[0, x] < q[0, x]:
-            return torch.tensor([[x]], device=q.device), processed
-        return draw_tokens((q - p).clamp(min=0)), processed
+        begin = at - len(self.drafted)
+        followed = torch.equal(sequence[0, self.prompt_length + begin :], self.target_ids[begin:at])
+        if not self.do_sample or not followed or at >= len(self.target_ids):
+            return super()._draw(sequence, logits)
+        here = slice(at, at + 1)
+        drawn = self.decoding.draw_beside(logits, self.target_logits[here].to(logits), self.target_ids[here])
+        return drawn[:, None], self.processors(sequence, logits)
 
 
 @torch.no_grad()
@@ -120,10 +112,10 @@ def record_trace(
     """
     output = target.generate(
         input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=max_new_tokens,
-        return_dict_in_generate=True, output_scores=decoding.do_sample, **decoding.generate_kwargs(),
+        return_dict_in_generate=True, output_logits=decoding.do_sample, **decoding.generate_kwargs(),
     )  # fmt: skip
     length = input_ids.shape[1]
-    target_ids = output.sequences[0, length:].tolist()
+    target_ids = output.sequences[0, length:]
     config = GenerationConfig(**decoding.generate_kwargs())
     config.update(**target.generation_config.to_diff_dict(), defaults_only=True)
     config.update(**config._get_default_generation_params(), defaults_only=True)
@@ -134,16 +126,17 @@ def record_trace(
         target_config=target.config,
     )  # fmt: skip
     recorder.rule = _Everything(max_draft_length, with_head=recorder.head_config is not None)
-    recorder.prompt_length, recorder.target_ids = length, target_ids
-    recorder.target_probabilities = torch.cat(output.scores).softmax(-1) if decoding.do_sample else None
+    recorder.decoding, recorder.prompt_length = decoding, length
+    recorder.target_ids = target_ids.to(draft.device)
+    recorder.target_logits = torch.cat(output.logits) if decoding.do_sample else None
     drafts = []
     for begin in range(len(target_ids)):
         candidate_ids, _ = recorder.get_candidates(output.sequences[:, : length + begin])
-        drafted = candidate_ids[0, length + begin :].tolist()
-        pairs = zip(drafted, target_ids[begin:], strict=False)
-        accepted = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(target_ids) - begin))
+        drafted, left = candidate_ids[0, length + begin :], target_ids[begin:]
+        most = min(len(drafted), len(left))
+        accepted = int((drafted[:most] == left[:most]).cumprod(0).sum())
         drafts.append(Draft(recorder.drafted, accepted, recorder.stop_reason == "end_of_sequence"))
-    return Trace(target_ids, max_new_tokens, drafts)
+    return Trace(target_ids.tolist(), max_new_tokens, drafts)
 
 
 def record_traces(
