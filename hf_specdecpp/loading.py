@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import cached_file
 
 # Where the library keeps what it made itself: the unpacked target of the demo, calibrations.
@@ -25,6 +32,15 @@ def load_model(name: str, dtype: str) -> PreTrainedModel:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype])
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """A model's configuration, without the model.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    return _load(AutoConfig, name)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
