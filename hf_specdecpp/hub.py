@@ -77,7 +77,7 @@ def push_head(
     if not ("/" in repo_id and _is_hub_id(repo_id)):
         raise ValueError(f"the repository must be of the form 'user/name', got {repo_id!r}")
     for name in data:
-        if not _is_hub_id(name):
+        if not _is_hub_id(name) or Path(name).is_file():
             raise ValueError(f"data must be ids of datasets on the Hub, got {name!r}")
     stored = _read_config(folder)
     stored["base_model_name_or_path"] = _public_name("draft", draft, stored.get("base_model_name_or_path"))

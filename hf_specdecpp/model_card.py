@@ -35,10 +35,11 @@ from hf_specdecpp import SpecDecPP
 
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto")
-draft = AutoModelForCausalLM.from_pretrained("{repo_id}", dtype="auto")  # {draft} with this head
+draft = AutoModelForCausalLM.from_pretrained("{repo_id}", dtype="auto")  # the draft with this head
 inputs = tokenizer("Why is the sky blue?", return_tensors="pt")
 output = target.generate(
-    **inputs, assistant_model=draft, candidate_generator=SpecDecPP, max_new_tokens=64, {keywords}
+    **inputs, assistant_model=draft, candidate_generator=SpecDecPP, max_new_tokens=64,
+    {keywords}
 )
 print(tokenizer.decode(output[0], skip_special_tokens=True))
 ```
@@ -118,7 +119,10 @@ def _training(folder: Path, config: AcceptanceHeadConfig, data: Sequence[str]) -
             numbers = {name: f"{value:.4g}" for name, value in metrics.items() if isinstance(value, (int, float))}
         except (ValueError, AttributeError) as error:
             raise ValueError(f"{str(path)!r} must hold numbers by name: train again, or remove it") from error
-        paragraphs += ["On held-out labels:", _table("metric", numbers)]
+        paragraphs += [
+            "On held-out labels; divergences are in nats, and `binary_kl_constant` is that of the mean acceptance:",
+            _table("metric", numbers),
+        ]
     if (folder / PLOT).exists():
         paragraphs.append(f"![Predicted against observed acceptance]({PLOT})")
     return "\n\n".join(paragraphs)

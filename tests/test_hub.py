@@ -223,12 +223,14 @@ def make_read_only(hub):
         (None, "user/he ad", {}, "of the form 'user/name'"),
         (None, "user/head", {"license": "wrong"}, '"license" must be one of'),
         (None, "user/head", {"data": ["prompts/of/mine.jsonl"]}, "data must be ids of datasets on the Hub"),
+        (None, "user/head", {"data": ["pyproject.toml"]}, "data must be ids of datasets on the Hub"),
         (None, "user/head", {"token": "hf_stand_in_token\n"}, "the access token contains"),
         (None, "user/head", {"token": "hf_stand_in_tokén"}, "the access token contains"),
         (None, "user/head", {"token": "hf_unknown"}, "does not accept the access token"),
     ],
 )
-def test_refusals_are_one_sentence(hub, head, change, repo_id, options, message):
+def test_refusals_are_one_sentence(hub, head, monkeypatch, change, repo_id, options, message):
+    monkeypatch.chdir(Path(__file__).parents[1])
     if change:
         change(hub)
     with pytest.raises(ValueError, match=message) as caught:
