@@ -7,6 +7,7 @@ from .acceptance import AcceptanceHeadConfig
 from .candidate_generator import SpecDecPP
 from .compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
 from .generation import disable, enable
+from .hub import push_head
 from .statistics import GenerationStatistics, collect_stats
 from .stopping import StoppingConfig
 
@@ -22,6 +23,7 @@ __all__ = [
     "collect_stats",
     "disable",
     "enable",
+    "push_head",
 ]
 
 enable()

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import cached_file
 
 # Where the library keeps what it made itself: the unpacked target of the demo, calibrations.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_specdecpp"
@@ -24,6 +32,15 @@ def load_model(name: str, dtype: str) -> PreTrainedModel:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype])
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """A model's configuration, without the model.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    return _load(AutoConfig, name)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -44,11 +61,12 @@ def load_head(draft: PreTrainedModel, name: str) -> None:
     if not (Path(name) / "adapter_config.json").exists() and Path(name).exists():
         raise ValueError(f"the folder {name!r} holds no adapter_config.json: give the folder that a head was saved in")
     try:
+        cached_file(name, "adapter_config.json")  # for load_adapter, a repository that is refused lacks the file
         draft.load_adapter(name)
     except OSError as error:
         raise ValueError(
             f"no head could be loaded from {name!r}: give the folder that a head was saved in, or the id of one on a "
-            "Hub that this machine reaches"
+            "Hub that this machine reaches, logged in if it is private"
         ) from error
 
 
@@ -58,5 +76,5 @@ def _load(auto_class: Any, name: str, **kwargs: Any) -> Any:
     except OSError as error:
         raise ValueError(
             f"nothing could be loaded from {name!r}: give a folder with a checkpoint, or the id of a model on a Hub "
-            "that this machine reaches"
+            "that this machine reaches, logged in if it is private"
         ) from error

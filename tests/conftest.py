@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+from hub_stand_in import HubStandIn
+from huggingface_hub import constants
 from peft import get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -134,3 +136,20 @@ def target():
 @pytest.fixture
 def draft(target):
     return with_head(similar_draft(target))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """The Hub that huggingface_hub talks to: a stand-in, where `user` is logged in with the token `hub.token`."""
+    with HubStandIn() as stand_in:
+        stand_in.token = "hf_stand_in_token"
+        stand_in.users[stand_in.token] = "user"
+        monkeypatch.setenv("HF_TOKEN", stand_in.token)
+        for name, value in {
+            "ENDPOINT": stand_in.endpoint,
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_OFFLINE": False,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        yield stand_in
+    assert stand_in.unknown == []
