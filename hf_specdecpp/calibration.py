@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from . import loading
 from .acceptance import model_signature
-from .labels import write_atomically
+from .files import write_atomically
 from .stopping import CostProfile
 
 CACHE = loading.CACHE / "costs"

@@ -18,11 +18,12 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model_signature
+from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model_signature, token_features
+from .acceptance.layer import Listener
 from .assisted_decoding import assisted_decoding
 from .calibration import stored_calibration
 from .decoding import draw_tokens
-from .stopping import DraftedToken, Round, RunningCosts, StoppingConfig
+from .stopping import DraftedToken, Round, RunningCosts, StoppingConfig, StoppingRule
 
 logger = logging.get_logger(__name__)
 
@@ -121,14 +122,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         # The loop writes num_assistant_tokens back to the draft when its schedule is "heuristic": leave it as it was.
         self.num_assistant_tokens = draft.generation_config.num_assistant_tokens
         self.settings = honoured(generation_config, self.stopping_config).filled_from(self.head_config)
-        self.rule = self.settings.new_rule()
-        if "seconds" in self.rule.needs:
-            running = _running_costs.setdefault(draft, {})
-            stored = stored_calibration(target_config, draft)
-            self.rule = self.settings.new_rule(
-                running.setdefault(target_config and model_signature(target_config), RunningCosts()),
-                stored and stored.at(input_ids.shape[1]),
-            )
+        self.follow(self._new_rule(input_ids.shape[1], target_config))
         self.drafted: list[DraftedToken] = []
         self.draft_seconds = self.drafted_until = 0.0
         self.is_first_round = True  # it reads the prompt, so its times are not those of a round
@@ -137,7 +131,7 @@ class SpecDecPP(AssistedCandidateGenerator):
             if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
                 raise ValueError("guidance_scale keeps a cache of its own that drafting would disturb: leave it out")
         self.do_sample = generation_config.do_sample
-        if "acceptance" in self.rule.needs and self.do_sample != self.head_config.decoding["do_sample"]:
+        if self.judge and self.do_sample != self.head_config.decoding["do_sample"]:
             trained, used = ("greedy", "sampling") if self.do_sample else ("sampling", "greedy")
             logger.warning_once(
                 f"the active acceptance head was trained for {trained} decoding and now serves {used}: the output is "
@@ -155,6 +149,24 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.prompt_mask = None if mask is None or bool(mask.all()) else mask.to(draft.device)
         self.forward_kwargs = {"logits_to_keep": 1} if draft._supports_logits_to_keep() else {}
 
+    def _new_rule(self, length: int, target_config: PretrainedConfig | None) -> StoppingRule:
+        """The rule of this generation, from a prompt of `length` tokens; one that counts seconds is told the costs."""
+        if not self.settings.needs_seconds:
+            return self.settings.new_rule()
+        running = _running_costs.setdefault(self.assistant_model, {})
+        stored = stored_calibration(target_config, self.assistant_model)
+        return self.settings.new_rule(
+            running.setdefault(target_config and model_signature(target_config), RunningCosts()),
+            stored and stored.at(length),
+        )
+
+    def follow(self, rule: StoppingRule) -> None:
+        """Drafts by `rule` from now on."""
+        self.rule, self.needs, self.judge, self.newest_features = rule, rule.needs, None, None
+        if "acceptance" in rule.needs:
+            self.judge = acceptance_layer(self.assistant_model)
+            self.needs |= set(self.head_config.features)
+
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, Tensor | None]:
         """Drafts one round.
 
@@ -170,20 +182,19 @@ class SpecDecPP(AssistedCandidateGenerator):
         room = self.main_model_max_length - sequence.shape[1] - 1
         cap, self.drafted, scores = min(self.rule.begin(), room), [], []
         self.stop_reason = "no_room" if room < 1 else "no_draft"
-        with listening() if "acceptance" in self.rule.needs else nullcontext() as listener:
+        with listening() if self.judge else nullcontext() as listener:
             newest = self._roll_back(sequence) if cap > 0 else None
             while len(self.drafted) < cap:
                 logits = self._draft_logits(newest, sequence)
                 newest, processed = self._draw(sequence, logits)
                 scores.append(processed)
                 sequence = torch.cat((sequence, newest), dim=-1)
-                token, ended = self._seen(newest, logits, processed, listener)
-                self.drafted.append(token)
+                ended = self._see(newest, logits, processed, listener)
                 self.stop_reason = self.rule.reason
                 if ended:
                     self.stop_reason = "end_of_sequence"
                     break
-                if not self.rule.goes_on(token):
+                if not self.rule.goes_on(self.drafted):
                     break
             else:
                 if self.drafted:
@@ -194,26 +205,38 @@ class SpecDecPP(AssistedCandidateGenerator):
             return input_ids, None
         return sequence, torch.stack(scores, dim=1) if self.do_sample else None
 
-    def _seen(self, newest: Tensor, logits: Tensor, processed: Tensor, listener) -> tuple[DraftedToken, bool]:
-        """What the rule may see of the newest token, and whether it ends the sequence.
+    def _see(self, newest: Tensor, logits: Tensor, processed: Tensor, listener: Listener | None) -> bool:
+        """Adds to `drafted` what the rule may see of the newest token; returns whether it ends the sequence.
 
         All of it comes to the host in one transfer, the only one of the drafting loop.
         """
-        needs, position = self.rule.needs, len(self.drafted) + 1
         facts = {"ended": torch.isin(newest[0, 0], self.eos_token_ids).float()}
-        if "probability" in needs:
-            facts["probability"] = processed.softmax(-1)[0, newest[0, 0]]
-        if "entropy" in needs:
-            facts["entropy"] = torch.special.entr(logits.softmax(-1)[0]).sum()
-        if "acceptance" in needs and position > 1:
-            facts["acceptance"] = torch.sigmoid(listener.acceptance_logits[0, -1])
+        raw = logits.softmax(-1) if self.needs & {"probability", "entropy"} else None
+        if "probability" in self.needs:
+            facts["probability"] = (raw if processed is logits else processed.softmax(-1))[0, newest[0, 0]]
+        if "entropy" in self.needs:
+            facts["entropy"] = torch.special.entr(raw[0]).sum()
+        late = self.judge is not None and self.head_config.reads == "after"
+        if self.judge:
+            features = self._features(facts)
+            judged, self.newest_features = (self.newest_features, features) if late else (features, None)
+            if self.drafted or not late:
+                acceptance_logits = self.judge.acceptance_logits(listener.hidden_states[:, -1:], judged)
+                facts["acceptance"] = torch.sigmoid(acceptance_logits[0, 0])
         # Rounded, so that equal situations look equal although passes of other shapes end in other last bits: a rule
         # may compare with a value that it saw before.
         values = {n: round(v, 5) for n, v in zip(facts, torch.stack(list(facts.values())).tolist(), strict=True)}
         ended = bool(values.pop("ended"))
-        if "acceptance" in needs:
-            values.setdefault("acceptance", 1.0)  # nothing was drafted before the first token
-        return DraftedToken(position, **values), ended
+        if late and self.drafted:
+            self.drafted[-1] = replace(self.drafted[-1], acceptance=values.pop("acceptance"))
+        self.drafted.append(DraftedToken(len(self.drafted) + 1, **values))
+        return ended
+
+    def _features(self, facts: dict[str, Tensor]) -> Tensor:
+        """What the head sees of the newest token besides a hidden state, (1, 1, features)."""
+        position = facts["ended"].new_tensor(len(self.drafted) + 1)
+        seen = (facts.get(name, position) for name in ("probability", "entropy"))
+        return token_features(self.head_config.features, *seen, position)[None, None]
 
     def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: Tensor, num_matches: int) -> None:
         """Tells the rule what became of the round; transformers' own heuristic and ROC curve stay out of it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils import logging
 
+from .candidate_generator import check_pair
 from .decoding import Decoding
 from .loading import load_head, load_model, load_tokenizer
 
@@ -77,13 +77,26 @@ def label(
         ..., help="A JSONL file or Hub dataset (id, id:split or id:config:split). Rows with `response_ids` keep them."
     ),
     output: Path = typer.Option(..., help="Folder for the labels; an interrupted run goes on in it."),
-    sample: bool = typer.Option(False, help="Labels for sampling instead of greedy decoding."),
+    sample: bool = typer.Option(False, help="Responses and labels by sampling instead of greedy decoding."),
+    mode: list[str] = typer.Option(
+        [],
+        help="greedy or sampling: label for it; repeat it for both. [default: as the responses]",
+        show_default=False,
+    ),
     temperature: float = typer.Option(1.0, help="Of sampling."),
     top_k: int = typer.Option(50, help="Of sampling; 0 keeps all tokens."),
     top_p: float = typer.Option(1.0, help="Of sampling."),
-    mixing: float = typer.Option(
-        0.15, min=0, max=1, help="Share of the target's tokens in the input (r in the paper)."
+    procedure: str = typer.Option("on-policy", help="on-policy, or specdec++ for the paper's mixed sequences."),
+    mixing: float = typer.Option(0.15, help="For specdec++: share of the target's tokens (r in the paper)."),
+    states: list[str] = typer.Option(
+        [],
+        help="before or after: store these hidden states, so that training never runs the draft.",
+        show_default=False,
     ),
+    server: str = typer.Option(
+        None, help="URL of an OpenAI-compatible server that writes the responses.", show_default=False
+    ),
+    server_model: str = typer.Option(None, help="Its name for the target. [default: --target]", show_default=False),
     max_new_tokens: int = typer.Option(192, min=1, help="Longest response."),
     limit: int = typer.Option(None, min=1, help="Only the first rows of each source.", show_default=False),
     batch_size: int = typer.Option(64, min=1, help="Responses generated at once."),
@@ -91,19 +104,34 @@ def label(
     seed: int = typer.Option(0),
 ) -> None:
     """Label the draft's tokens with the target's verdicts, on the target's own responses."""
-    from .data import load_rows
-    from .labels import LabelsCard
+    from .data import fingerprint, load_rows, tokenized_prompts
+    from .label_folder import LabelsCard
+    from .labels import Rows
     from .pipeline import label_prompts
 
-    decoding = Decoding(True, temperature, top_k, top_p) if sample else Decoding()
-    rows = [row for source in prompts for row in load_rows(source).take(limit or sys.maxsize)]
+    modes = {"greedy": Decoding(), "sampling": Decoding(True, temperature, top_k, top_p)}
+    own = "sampling" if sample else "greedy"
+    for name, known in [(m, modes) for m in mode] + [(s, ("before", "after")) for s in states]:
+        if name not in known:
+            raise ValueError(f"{name!r} is none of {', '.join(known)}")
+    sources = [load_rows(source) for source in prompts]
+    tokenizer = load_tokenizer(target)
+    rows = tokenized_prompts(tokenizer, *(s.select(range(min(limit or len(s), len(s)))) for s in sources))
     models = load_model(target, dtype), load_model(draft, dtype)
-    card = LabelsCard.of(*models, decoding, mixing=mixing, max_new_tokens=max_new_tokens, seed=seed)
+    check_pair(None, models[1].config, models[0].config)
+    card = LabelsCard.of(
+        *models, modes[own], {name: modes[name] for name in mode or [own]}, Rows(procedure, mixing), states=states,
+        max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, prompts=len(rows),
+        prompts_sha256=fingerprint(rows),
+    )  # fmt: skip
+    respond = None
+    if server:
+        respond = server_responses(server, server_model or target, tokenizer, card)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[rate]}"), console=console) as progress:
         task = progress.add_task("responses and labels", total=len(rows), rate="")
         label_prompts(
-            *models, load_tokenizer(target), rows, output, card, batch_size,
+            *models, rows, output, card, respond,
             on_batch=lambda n, rate: progress.update(task, advance=n, rate=f"{rate:.0f} tokens/s" if rate else ""),
         )  # fmt: skip
     console.print(f"labels of {len(rows)} responses in {output}")
@@ -115,36 +143,52 @@ def train(
     labels: Path = typer.Option(..., help="Folder made by `specdecpp label`."),
     output: Path = typer.Option(..., help="Folder for the head; an interrupted run goes on in it."),
     draft: str = typer.Option(None, help="Hub id or folder. [default: the labels' draft]", show_default=False),
-    num_layers: int = typer.Option(3, min=0, help="Residual blocks of the head (depth)."),
+    mode: str = typer.Option(
+        None, help="greedy or sampling. [default: the first that the labels hold]", show_default=False
+    ),
+    reads: str = typer.Option("before", help="The state before a token, or, as in the paper, the one after it."),
+    feature: list[str] = typer.Option(
+        ["probability", "entropy"], help="What the head sees besides: probability, entropy, position, or none."
+    ),
+    label: str = typer.Option("acceptance", help="Learn the acceptance of the drawn token, or the overlap."),
+    num_layers: int = typer.Option(1, min=0, help="Residual blocks of the head (depth)."),
     tied: bool = typer.Option(False, help="One block applied repeatedly, as in the authors' code."),
     rejection_weight: float = typer.Option(6.0, help="Weight of rejections in the loss."),
     threshold: float = typer.Option(0.7, min=0, max=1, help="Recommended threshold, stored with the head."),
     max_draft_length: int = typer.Option(20, min=1, help="Recommended bound, stored with the head."),
-    epochs: float = typer.Option(3.0, help="Passes over the labels."),
-    learning_rate: float = typer.Option(5e-5, help="Peak learning rate."),
-    batch_size: int = typer.Option(32, min=1, help="Rows a step."),
+    epochs: float = typer.Option(12.0, help="Passes over the labels, at most."),
+    patience: int = typer.Option(3, min=1, help="Stop after so many epochs without a better one."),
+    learning_rate: float = typer.Option(1e-3, help="Peak learning rate."),
+    batch_size: int = typer.Option(8, min=1, help="Responses a step."),
+    report_to: str = typer.Option("none", help="Where to log, as in transformers: tensorboard, wandb, ..."),
     dtype: str = typer.Option("bfloat16", help="Of the frozen draft: the one it will draft in."),
     seed: int = typer.Option(0),
 ) -> None:
     """Fit an acceptance head to labels, calibrate it on held-out ones, and save it."""
     from .acceptance import AcceptanceHeadConfig
-    from .labels import read_card
+    from .label_folder import read_card
     from .pipeline import train_head
     from .trainer import AcceptanceTrainingArguments
 
     card = read_card(labels)
+    mode = mode or next(iter(card.decodings))
+    if mode not in card.decodings:
+        raise ValueError(f"the labels in {str(labels)!r} are for {', '.join(card.decodings)}, not for {mode!r}")
     config = AcceptanceHeadConfig(
-        num_layers=num_layers, tied=tied, rejection_weight=rejection_weight, decoding=card.decoding,
-        threshold=threshold, min_draft_length=min(2, max_draft_length), max_draft_length=max_draft_length,
+        num_layers=num_layers, tied=tied, reads=reads, features=[name for name in feature if name != "none"],
+        rejection_weight=rejection_weight, decoding=card.decodings[mode], threshold=threshold,
+        min_draft_length=min(1 if reads == "before" else 2, max_draft_length), max_draft_length=max_draft_length,
         target_name_or_path=card.target, target_signature=card.target_signature, draft_signature=card.draft_signature,
     )  # fmt: skip
     arguments = AcceptanceTrainingArguments(
         str(output / "checkpoints"), num_train_epochs=epochs, learning_rate=learning_rate, seed=seed,
-        per_device_train_batch_size=batch_size, logging_steps=10, save_steps=50, save_total_limit=1,
+        per_device_train_batch_size=batch_size, report_to=report_to,
     )  # fmt: skip
-    metrics = train_head(load_model(draft or card.draft, dtype), labels, output, config, arguments)
+    model = load_model(draft or card.draft, dtype)
+    metrics = train_head(model, labels, output, config, arguments, mode, label, patience)
     for name, value in metrics.items():
-        console.print(f"{name:<22}{value:.4g}")
+        if isinstance(value, float | int):
+            console.print(f"{name:<28}{value:.4g}")
     console.print(f"head saved in {output}")
 
 

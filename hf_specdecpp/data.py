@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Features, Sequence, Value, concatenate_datasets, load_dataset
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 FILE_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -48,3 +50,45 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
         return tokenizer(text)["input_ids"]
     messages = [{"role": "user", "content": text}]
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+
+
+def tokenized_prompts(tokenizer: PreTrainedTokenizerBase, *sources: Dataset) -> Dataset:
+    """The prompts of `sources` in the order of their length, the shortest first.
+
+    Their tokens stay on disk; in memory there is a number for each.
+
+    Returns:
+        A `Dataset` of `prompt_ids`, `response_ids` (`None` where the row has no response yet), and `length`, the
+        number of both.
+
+    Raises:
+        ValueError: for a row without a prompt or with an empty response.
+    """
+    ids = Sequence(Value("int32"))
+    features = Features({"prompt_ids": ids, "response_ids": ids, "length": Value("int32")})
+
+    def tokenized(row: dict, number: int) -> dict:
+        prompt, response = prompt_ids(tokenizer, prompt_text(row)), row.get("response_ids")
+        if response is not None and not len(response):
+            raise ValueError(f"row {number} has an empty response: leave the row out, or its response_ids")
+        return {"prompt_ids": prompt, "response_ids": response, "length": len(prompt) + len(response or [])}
+
+    parts = [
+        source.map(tokenized, with_indices=True, remove_columns=source.column_names, features=features)
+        for source in sources
+    ]
+    prompts = concatenate_datasets(parts)
+    return prompts.select(lengths(prompts).argsort(stable=True))
+
+
+def lengths(prompts: Dataset) -> Tensor:
+    """Of `tokenized_prompts`, with their responses, (n,)."""
+    return prompts.with_format("torch", columns=["length"])["length"][:]
+
+
+def fingerprint(prompts: Dataset) -> str:
+    """SHA-256 of the tokens of `prompts`, in hexadecimal."""
+    digest = hashlib.sha256()
+    for row in prompts:
+        digest.update(repr((row["prompt_ids"], row["response_ids"])).encode())
+    return digest.hexdigest()

@@ -6,75 +6,107 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate import PartialState
+from datasets import Dataset
 from peft import get_peft_model
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import EarlyStoppingCallback, PreTrainedModel
 from transformers.trainer_utils import get_last_checkpoint
 
 from .acceptance import AcceptanceHeadConfig, acceptance_layer
-from .data import prompt_ids, prompt_text
+from .data import lengths
 from .decoding import Decoding
-from .labels import (
-    LabelsCard,
-    label_responses,
-    open_labels,
-    read_labels,
-    shard_path,
-    write_atomically,
-    write_shard,
-)
+from .files import write_atomically
+from .head_inputs import HeadInputs, add_states
+from .head_quality import judged_tokens, quality
+from .label_folder import LabelsCard, is_written, open_labels, read_card, read_labels, write_shard
+from .labels import label_responses
+from .metrics.reliability import plot_reliability
 from .responses import generate_responses
-from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration, head_metrics
+from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
 
 SEQUENCES_PER_PASS = 8  # bounds the logits in memory: 8 x 200 tokens x 50,000 words are 300 MB in float32
+
+# Token ids of prompts, how many tokens, which mode, which seed -> token ids of responses.
+Respond = Callable[[list[list[int]], int], list[list[int]]]
 
 
 def label_prompts(
     target: PreTrainedModel,
     draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: list[dict],
+    prompts: Dataset,
     output: Path,
     card: LabelsCard,
-    batch_size: int = 64,
+    respond: Respond | None = None,
     on_batch: Callable[[int, float], None] = lambda n, rate: None,
 ) -> None:
-    """Writes labels for `rows` into the folder `output`, batch by batch, skipping batches that are there.
+    """Writes labels into the folder `output`, batch by batch, skipping batches that are there.
+
+    Under `accelerate launch` each process makes its share of the batches, the same as one process would.
 
     Args:
-        rows: each with a prompt (see `prompt_text`) and, if the response exists already, its `response_ids`.
-        on_batch: called after each batch with its number of rows and the tokens/s so far (0 before any were made).
+        prompts (`Dataset`): see `tokenized_prompts`; a row with `response_ids` keeps them.
+        respond: takes token ids of prompts and a seed, returns those of responses; left out, `target` generates.
+        on_batch: called after each batch with its number of rows and this process's tokens/s (0 before any were made).
+
+    Raises:
+        ValueError: if a prompt with its response exceeds the context of a model, if the folder holds other labels, or
+            if the disk is full.
     """
-    decoding = Decoding(**card.decoding)
+    check_context(prompts, card, target, draft)
+    process = PartialState()
+    if process.is_main_process:
+        open_labels(output, card)
+    process.wait_for_everyone()
+    decodings = {name: Decoding(**fields) for name, fields in card.decodings.items()}
+    respond = respond or generator(target, card)
+    tokens, start = 0, time.perf_counter()
+    for number in range(card.batches):
+        batch = prompts[number * card.batch_size : (number + 1) * card.batch_size]
+        if number % process.num_processes == process.process_index and not is_written(output, number):
+            responses, seed = batch["response_ids"], card.seed + number
+            missing = [i for i, response in enumerate(responses) if response is None]
+            if missing:
+                made = respond([batch["prompt_ids"][i] for i in missing], seed)
+                for i, response in zip(missing, made, strict=True):
+                    responses[i] = response
+            rows = []
+            for first in range(0, len(responses), SEQUENCES_PER_PASS):
+                part = slice(first, first + SEQUENCES_PER_PASS)
+                pieces = batch["prompt_ids"][part], responses[part]
+                labelled = label_responses(target, draft, *pieces, decodings, card.rows, seed * 1000 + first)
+                for mode in decodings:
+                    for reads in card.states:
+                        add_states(draft, labelled, HeadInputs(mode, card.rows, reads))
+                rows += labelled
+            write_shard(output, number, rows, card)
+            tokens += sum(map(len, responses))
+        on_batch(len(batch["prompt_ids"]), tokens / (time.perf_counter() - start))
+    process.wait_for_everyone()
+
+
+def generator(target: PreTrainedModel, card: LabelsCard) -> Respond:
+    """Responses by `target` itself, as `card` says."""
     eos = target.generation_config.eos_token_id
     eos_token_ids = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
-    open_labels(output, card)
-    # Prompts of similar length together; the order is a function of the rows alone, so that a later run agrees.
-    work = sorted(((prompt_ids(tokenizer, prompt_text(row)), row) for row in rows), key=lambda item: len(item[0]))
-    tokens, start = 0, time.perf_counter()
-    for number, first in enumerate(range(0, len(work), batch_size)):
-        batch = work[first : first + batch_size]
-        if not shard_path(output, number).exists():
-            prompts = [ids for ids, _ in batch]
-            seed = card.seed + number
-            given = [row.get("response_ids") for _, row in batch]
-            missing = [i for i, response in enumerate(given) if response is None]
-            if missing:
-                made = generate_responses(
-                    target, [prompts[i] for i in missing], decoding, card.max_new_tokens, eos_token_ids, seed
-                )
-                for i, response in zip(missing, made, strict=True):
-                    given[i] = response
-            labelled = []
-            for piece in range(0, len(batch), SEQUENCES_PER_PASS):
-                part = slice(piece, piece + SEQUENCES_PER_PASS)
-                labelled += label_responses(
-                    target, draft, prompts[part], given[part], decoding, card.mixing, seed * 1000 + piece
-                )
-            write_shard(output, number, labelled)
-            tokens += sum(map(len, given))
-        on_batch(len(batch), tokens / (time.perf_counter() - start))
+    decoding = Decoding(**card.responses)
+    return lambda prompts, seed: generate_responses(
+        target, prompts, decoding, card.max_new_tokens, eos_token_ids, seed
+    )
+
+
+def check_context(prompts: Dataset, card: LabelsCard, *models: PreTrainedModel) -> None:
+    """Raises `ValueError` if a prompt and its response are longer than the context of one of `models`."""
+    contexts = [getattr(m.config.get_text_config(), "max_position_embeddings", None) for m in models]
+    context = min((length for length in contexts if length), default=None)
+    longest = int(lengths(prompts).max())
+    if context is not None and longest + card.max_new_tokens > context:
+        raise ValueError(
+            f"the longest prompt with its response has {longest} tokens and may grow by {card.max_new_tokens}, but "
+            f"the models have a context of {context}: leave such prompts out or lower max_new_tokens"
+        )
 
 
 def train_head(
@@ -83,28 +115,76 @@ def train_head(
     output: Path,
     config: AcceptanceHeadConfig,
     arguments: AcceptanceTrainingArguments,
+    mode: str | None = None,
+    label: str = "acceptance",
+    patience: int | None = None,
     held_out: float = 0.1,
-) -> dict[str, float]:
-    """Trains a head on the folder `labels`, calibrates it on a held-out share, and saves it in the folder `output`.
+) -> dict[str, Any]:
+    """Trains a head on the folder `labels`, calibrates it, and saves it in the folder `output`.
+
+    The rows are split three ways: a share `held_out` chooses the best epoch and fits the calibration, another judges
+    the head, the rest trains it. Hidden states that the labels hold are used, else the draft makes them.
+
+    Args:
+        mode (`str`, *optional*): which of the labelled decoding modes; left out, the one that `config.decoding` is.
+        label (`str`): learn the `"acceptance"` of the drawn token, or the `"overlap"`, its expectation over the draw.
+        patience (`int`, *optional*): stop after so many evaluations without a better one; left out, never.
 
     Returns:
-        `head_metrics` on the held-out rows, before (`raw_binary_kl`) and after calibration; also in `metrics.json`.
+        `quality` on the judging share, and `raw_binary_kl` from before calibration; also in `metrics.json`, with a
+        diagram in `reliability.png`.
     """
-    rows = read_labels(labels).train_test_split(held_out, seed=0)
+    card = read_card(labels)
+    mode = mode or mode_of(card, config.decoding)
+    rows = read_labels(labels).with_format("numpy")
+    if len(rows) < 10:
+        raise ValueError(f"{str(labels)!r} holds {len(rows)} responses: label at least 10, and better hundreds")
+    split = rows.train_test_split(2 * held_out, seed=0)
+    held = split["test"].train_test_split(0.5, seed=0)
+    inputs = HeadInputs(
+        mode, card.rows, config.reads, config.features, label, stored=f"{mode}_{config.reads}" in rows.column_names
+    )
     torch.manual_seed(arguments.seed)
     model = get_peft_model(draft, config)
-    trainer = AcceptanceTrainer(model, args=arguments, train_dataset=rows["train"], eval_dataset=rows["test"])
+    callbacks = [EarlyStoppingCallback(patience)] if patience is not None else []
+    trainer = AcceptanceTrainer(
+        model, inputs, args=arguments, train_dataset=split["train"], eval_dataset=held["train"], callbacks=callbacks
+    )
     checkpoints = Path(arguments.output_dir)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.exists() else None)
 
-    predicted = trainer.predict(rows["test"])
-    acceptance = torch.from_numpy(predicted.label_ids)
-    labelled = acceptance >= 0
-    raw_logits, acceptance = torch.from_numpy(predicted.predictions)[labelled], acceptance[labelled]
     head = acceptance_layer(model).head_configs["default"]
-    before = head_metrics(head, raw_logits, acceptance)["binary_kl"]
+    raw_logits, acceptance = predicted(trainer, held["train"])
     head.calibration_scale, head.calibration_offset = fit_calibration(head, raw_logits, acceptance)
-    metrics = {"raw_binary_kl": before} | head_metrics(head, raw_logits, acceptance)
-    model.save_pretrained(output)
-    write_atomically(output / "metrics.json", json.dumps(metrics, indent=2))
+    raw_logits, _ = predicted(trainer, held["test"])
+    uncalibrated = AcceptanceHeadConfig(rejection_weight=head.rejection_weight)
+    judged = judged_tokens(held["test"], inputs)
+    metrics = quality(torch.sigmoid(head.acceptance_logits(raw_logits.double())), judged)
+    before = quality(torch.sigmoid(uncalibrated.acceptance_logits(raw_logits.double())), judged)
+    metrics = {"raw_binary_kl": before["binary_kl"]} | metrics
+    if trainer.is_world_process_zero():
+        model.save_pretrained(output)
+        write_atomically(output / "metrics.json", json.dumps(metrics, indent=2))
+        plot_reliability(metrics["bins"], output / "reliability.png", by_length=metrics.get("by_length"))
+    trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+def mode_of(card: LabelsCard, decoding: dict[str, Any]) -> str:
+    """The name under which `card` has the labels for `decoding`.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    for name, fields in card.decodings.items():
+        if Decoding(**fields) == Decoding(**decoding):
+            return name
+    raise ValueError(f"the labels are for {card.decodings}, but the head is for {decoding}: label that mode too")
+
+
+def predicted(trainer: AcceptanceTrainer, rows: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raw logits and labels of the labelled tokens of `rows`, (n,) each."""
+    result = trainer.predict(rows)
+    acceptance = torch.from_numpy(result.label_ids)
+    labelled = acceptance >= 0
+    return torch.from_numpy(result.predictions)[labelled], acceptance[labelled]

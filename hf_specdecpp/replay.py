@@ -62,14 +62,14 @@ def replay(traces: Iterable[Trace], new_rule: Callable[[], StoppingRule], costs:
             drafted = []
             for token in draft.tokens[: min(cap, room)]:
                 drafted.append(token)
-                if not rule.goes_on(token):
+                if not rule.goes_on(trace.seen(drafted)):
                     break
             ended = draft.ended and len(drafted) == len(draft.tokens)
             accepted = min(draft.accepted, len(drafted))
             new_tokens = min(accepted + 1, len(trace.target_ids) - begin)
             seconds = len(drafted) * costs.draft_seconds, costs.verification(len(drafted) + 1)
             if room > 0:
-                rule.end(Round(drafted, accepted, ended or 0 < len(drafted) == room, *seconds))
+                rule.end(Round(trace.seen(drafted), accepted, ended or 0 < len(drafted) == room, *seconds))
             total.rounds += 1
             total.tokens += new_tokens
             total.drafted += len(drafted)

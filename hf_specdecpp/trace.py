@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,11 +36,17 @@ class Trace:
         target_ids (`list[int]`): the generated tokens.
         max_new_tokens (`int`): the bound that the generation had.
         drafts (`list[Draft]`): the draft that begins after `i` generated tokens, for every `i`.
+        judged_late (`bool`): the head judged each token in the pass that drew the next.
     """
 
     target_ids: list[int]
     max_new_tokens: int
     drafts: list[Draft]
+    judged_late: bool = False
+
+    def seen(self, drafted: list[DraftedToken]) -> list[DraftedToken]:
+        """What a rule sees of `drafted` when the last of them is the newest."""
+        return [*drafted[:-1], replace(drafted[-1], acceptance=None)] if self.judged_late and drafted else drafted
 
     def to_json(self) -> str:
         """One line; floats survive exactly."""
@@ -125,7 +131,7 @@ def record_trace(
         input_ids, draft, config, {}, logits_processor=decoding.processors(), stopping_config=settings,
         target_config=target.config,
     )  # fmt: skip
-    recorder.rule = _Everything(max_draft_length, with_head=recorder.head_config is not None)
+    recorder.follow(_Everything(max_draft_length, with_head=recorder.head_config is not None))
     recorder.decoding, recorder.prompt_length = decoding, length
     recorder.target_ids = target_ids.to(draft.device)
     recorder.target_logits = torch.cat(output.logits) if decoding.do_sample else None
@@ -136,7 +142,8 @@ def record_trace(
         most = min(len(drafted), len(left))
         accepted = int((drafted[:most] == left[:most]).cumprod(0).sum())
         drafts.append(Draft(recorder.drafted, accepted, recorder.stop_reason == "end_of_sequence"))
-    return Trace(target_ids.tolist(), max_new_tokens, drafts)
+    late = recorder.head_config is not None and recorder.head_config.reads == "after"
+    return Trace(target_ids.tolist(), max_new_tokens, drafts, late)
 
 
 def record_traces(

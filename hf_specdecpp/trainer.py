@@ -10,13 +10,16 @@ from torch.nn import functional as F
 from transformers import Trainer, TrainingArguments
 
 from .acceptance import AcceptanceHeadConfig
-from .labels import UNLABELLED
-from .losses import binary_kl, weighted_acceptance_loss
+from .head_inputs import HeadInputs
+from .losses import weighted_acceptance_loss
 
 
 @dataclass
 class AcceptanceTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the paper's settings as defaults: 3 epochs, batch 32, 5e-5, cosine, 3 % of warm-up."""
+    """`TrainingArguments` with the paper's settings as defaults: 3 epochs, batch 32, 5e-5, cosine, 3 % of warm-up.
+
+    After each epoch the head is evaluated and saved; the best one is kept.
+    """
 
     num_train_epochs: float = field(default=3.0)
     per_device_train_batch_size: int = field(default=32)
@@ -24,43 +27,35 @@ class AcceptanceTrainingArguments(TrainingArguments):
     learning_rate: float = field(default=5e-5)
     lr_scheduler_type: str = field(default="cosine")
     warmup_steps: float = field(default=0.03)
+    logging_steps: float = field(default=10)
+    eval_strategy: str = field(default="epoch")
+    save_strategy: str = field(default="epoch")
+    save_total_limit: int | None = field(default=1)
+    load_best_model_at_end: bool = field(default=True)
     remove_unused_columns: bool = field(default=False)
     report_to: str = field(default="none")
     dataloader_pin_memory: bool = field(default=False)
 
 
-def collate(rows: list[dict]) -> dict[str, Tensor]:
-    """Rows of labels as a batch padded on the right: `input_ids`, `attention_mask`, `acceptance`, (batch, length)."""
-
-    def padded(name: str, value: float, dtype: torch.dtype) -> Tensor:
-        tensors = [torch.tensor(row[name], dtype=dtype) for row in rows]
-        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
-
-    input_ids = padded("input_ids", 0, torch.long)
-    lengths = torch.tensor([len(row["input_ids"]) for row in rows])
-    mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()
-    return {
-        "input_ids": input_ids,
-        "attention_mask": mask,
-        "acceptance": padded("acceptance", UNLABELLED, torch.float),
-    }
-
-
 class AcceptanceTrainer(Trainer):
-    """A `Trainer` for a `PeftModel` with an acceptance head. The draft runs frozen and without its vocabulary.
+    """A `Trainer` for a `PeftModel` with an acceptance head. The draft runs frozen and without its vocabulary, or not at
+    all if the rows hold its hidden states.
 
-    Evaluation returns the raw logits and the labels of every position, unlabelled ones included.
+    Evaluation returns the raw logits and the labels of every token, unlabelled ones included.
     """
 
-    def __init__(self, model, **kwargs):
-        super().__init__(model=model, data_collator=collate, **kwargs)
+    def __init__(self, model, inputs: HeadInputs, **kwargs):
+        super().__init__(model=model, data_collator=inputs, **kwargs)
         self.head_config: AcceptanceHeadConfig = model.active_peft_config
         self.label_names = ["acceptance"]
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         acceptance = inputs.pop("acceptance")
         raw_logits = model(**inputs, acceptance_only=True)
-        loss = weighted_acceptance_loss(raw_logits, acceptance, self.head_config.rejection_weight)
+        loss, weight = weighted_acceptance_loss(raw_logits, acceptance, self.head_config.rejection_weight)
+        # Processes average their gradients, so each divides by the mean of their weights and not by its own.
+        total = self.accelerator.reduce(weight, "mean") if model.training else weight
+        loss = loss / total.clamp(min=1e-12)
         return (loss, {"logits": raw_logits}) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -92,21 +87,3 @@ def fit_calibration(config: AcceptanceHeadConfig, raw_logits: Tensor, acceptance
     optimizer.step(closure)
     scale, offset = parameters.tolist()
     return scale, offset
-
-
-def head_metrics(config: AcceptanceHeadConfig, raw_logits: Tensor, acceptance: Tensor) -> dict[str, float]:
-    """How good calibrated predictions are on labelled positions.
-
-    Returns:
-        `binary_kl` (nats, lower is better), `binary_kl_constant` (that of always predicting the mean), the mean
-        `acceptance` and the mean `predicted` acceptance (equal when unbiased), and the count of `labels`.
-    """
-    mean = acceptance.mean()
-    logits = config.acceptance_logits(raw_logits)
-    return {
-        "binary_kl": binary_kl(logits, acceptance).mean().item(),
-        "binary_kl_constant": binary_kl(torch.logit(mean).expand_as(acceptance), acceptance).mean().item(),
-        "acceptance": mean.item(),
-        "predicted": torch.sigmoid(logits).mean().item(),
-        "labels": acceptance.numel(),
-    }

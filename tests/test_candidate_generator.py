@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from conftest import VOCAB, prompt, similar_draft, tiny_model, with_head
@@ -24,30 +26,41 @@ def candidates(draft, ids, settings, max_length=200):
 def drafted_by_hand(draft, ids, threshold, low, high) -> list[int]:
     """The authors' loop (hf_generation.py) with full forward passes and no cache."""
     layer = acceptance_layer(draft)
-    head = layer.acceptance_head["default"]
+    head, config = layer.acceptance_head["default"], layer.head_configs["default"]
     heard = []
     hook = layer.register_forward_hook(lambda module, inputs, output: heard.append(inputs[0]))
-    tokens, survival = [], 1.0
+    tokens, features, survival = [], [], 1.0
     with torch.no_grad():
         while True:
-            logits = draft(torch.cat((ids, torch.tensor([tokens], dtype=torch.long)), dim=-1)).logits
-            if tokens:
-                survival *= torch.sigmoid(head(heard[-1])[0, -1]).item()
-            tokens.append(logits[0, -1].argmax().item())
+            logits = draft(torch.cat((ids, torch.tensor([tokens], dtype=torch.long)), dim=-1)).logits[0, -1]
+            if tokens and config.reads == "after":
+                survival *= torch.sigmoid(head(heard[-1][:, -1:], features[-1])[0, -1]).item()
+            tokens.append(logits.argmax().item())
+            q, entropy = logits.softmax(-1).max().item(), -(logits.softmax(-1) * logits.log_softmax(-1)).sum().item()
+            seen = {
+                "probability": math.log(q / (1 - q)) / 3, "entropy": entropy / 3, "position": math.log(len(tokens)),
+            }  # fmt: skip
+            features.append(torch.tensor([[[seen[name] for name in config.features]]]))
+            if config.reads == "before":
+                survival *= torch.sigmoid(head(heard[-1][:, -1:], features[-1])[0, -1]).item()
             if tokens[-1] == 2 or len(tokens) == high or (len(tokens) >= low and 1 - survival > threshold):
                 hook.remove()
                 return tokens
 
 
+@pytest.mark.parametrize("reads", ("after", "before"))
+@pytest.mark.parametrize("features", ([], ["position", "probability", "entropy"]), ids=("bare", "features"))
 @pytest.mark.parametrize("threshold", (0.0, 0.3, 0.5, 0.7, 0.95, 1.0))
-def test_a_round_drafts_what_the_authors_loop_drafts(draft, threshold):
+def test_a_round_drafts_what_the_authors_loop_drafts(target, threshold, reads, features):
+    draft = with_head(similar_draft(target), reads=reads, features=features)
+    low = 2 if reads == "after" else 1
     lengths = set()
     for seed in range(12):
         ids = prompt(6, seed)
-        _, drafted = candidates(draft, ids, StoppingConfig(threshold, 2, 9))
-        assert drafted == drafted_by_hand(draft, ids, threshold, 2, 9)
+        _, drafted = candidates(draft, ids, StoppingConfig(threshold, low, 9))
+        assert drafted == drafted_by_hand(draft, ids, threshold, low, 9)
         lengths.add(len(drafted))
-    assert max(lengths) == 2 if threshold == 0 else max(lengths) > 2
+    assert max(lengths) == low if threshold == 0 else max(lengths) > low
 
 
 def test_every_drafted_token_costs_one_forward_pass_of_the_draft(target, draft):

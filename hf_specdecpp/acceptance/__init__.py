@@ -4,9 +4,10 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
 
 from .config import AcceptanceHeadConfig, AcceptancePeftType, model_signature
+from .features import FEATURES, token_features
 from .head import AcceptanceHead
 from .layer import AcceptanceHeadLayer, acceptance_layer, listening
-from .model import AcceptanceHeadModel
+from .model import AcceptanceHeadModel, states_at
 
 PEFT_TYPE_TO_CONFIG_MAPPING[AcceptancePeftType.ACCEPTANCE_HEAD] = AcceptanceHeadConfig
 PEFT_TYPE_TO_TUNER_MAPPING[AcceptancePeftType.ACCEPTANCE_HEAD] = AcceptanceHeadModel
@@ -18,7 +19,10 @@ __all__ = [
     "AcceptanceHeadLayer",
     "AcceptanceHeadModel",
     "AcceptancePeftType",
+    "FEATURES",
     "acceptance_layer",
     "listening",
     "model_signature",
+    "states_at",
+    "token_features",
 ]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from peft import PeftConfig, TaskType
 
 from ..stopping import StoppingConfig
+from .features import FEATURES
 
 
 class AcceptancePeftType(str, enum.Enum):
@@ -29,6 +30,10 @@ class AcceptanceHeadConfig(PeftConfig):
     Args:
         num_layers (`int`): residual SiLU blocks before the output layer; 0 makes the head a linear probe. The paper's
             best is 3.
+        reads (`str`): which hidden state of the draft a token is judged by. `"after"`, the state after the draft read
+            the token, as in the paper: the verdict comes with the pass that draws the next token. `"before"`, the
+            state that the token was drawn from: the verdict comes at once, so no pass is spent on a lost round.
+        features (`list[str]`): what the head sees besides, of `FEATURES`: numbers that drafting has at hand.
         tied (`bool`): one block applied `num_layers` times, as the authors' code does, instead of independent blocks,
             as their paper says.
         hidden_size (`int`, *optional*): width of the draft's last hidden state. Filled in when the head is attached
@@ -49,6 +54,8 @@ class AcceptanceHeadConfig(PeftConfig):
     """
 
     num_layers: int = field(default=3)
+    reads: str = field(default="after")
+    features: list[str] = field(default_factory=list)
     tied: bool = field(default=False)
     hidden_size: int | None = field(default=None)
     vocab_size: int | None = field(default=None)
@@ -75,6 +82,10 @@ class AcceptanceHeadConfig(PeftConfig):
         self.peft_type = AcceptancePeftType.ACCEPTANCE_HEAD
         if self.num_layers < 0:
             raise ValueError(f"num_layers counts residual blocks and must be 0 or more, got {self.num_layers}")
+        if self.reads not in ("after", "before"):
+            raise ValueError(f'a head reads the state "before" or "after" a token, got reads={self.reads!r}')
+        if not set(self.features) <= set(FEATURES) or len(set(self.features)) < len(self.features):
+            raise ValueError(f"features are some of {', '.join(FEATURES)}, each once, got {self.features}")
         if not self.rejection_weight > 0:
             raise ValueError(f"rejection_weight multiplies a loss and must be positive, got {self.rejection_weight}")
         # Raises for what no generation could use.

@@ -18,23 +18,36 @@ class ResidualBlock(nn.Module):
 
 
 class AcceptanceHead(nn.Module):
-    """Predicts, from the draft's last hidden state at a drafted token, whether the target will accept that token.
+    """Predicts, from the draft's last hidden state at a drafted token and what else is known of the token, whether the
+    target will accept it.
 
     A SiLU ResNet (SpecDec++, arXiv 2405.19715, section 3.2), in float32 whatever the draft's dtype. The paper has
-    independent blocks; the authors' code repeats one (`[ResBlock(h)] * D`): `tied`.
+    independent blocks; the authors' code repeats one (`[ResBlock(h)] * D`): `tied`. Features (not in the paper) are
+    added to the hidden state by a linear layer.
     """
 
-    def __init__(self, hidden_size: int, num_layers: int, tied: bool = False):
+    def __init__(self, hidden_size: int, num_layers: int, tied: bool = False, num_features: int = 0):
         super().__init__()
         self.repeats = num_layers if tied else 1
         self.blocks = nn.ModuleList(
             ResidualBlock(hidden_size) for _ in range(min(num_layers, 1) if tied else num_layers)
         )
+        self.features = nn.Linear(num_features, hidden_size, bias=False) if num_features else None
         self.out = nn.Linear(hidden_size, 1)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(batch, length, hidden_size) in any dtype -> (batch, length), the raw logit of acceptance in float32."""
+    def forward(self, hidden_states: Tensor, features: Tensor | None = None) -> Tensor:
+        """The raw logit of acceptance.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, hidden_size)`): in any dtype.
+            features (`torch.FloatTensor` of shape `(batch, length, num_features)`): see `token_features`.
+
+        Returns:
+            `torch.FloatTensor` of shape `(batch, length)`.
+        """
         x = hidden_states.to(self.out.weight.dtype)
+        if self.features is not None:
+            x = x + self.features(features)
         for block in self.blocks:
             for _ in range(self.repeats):
                 x = block(x)

@@ -17,9 +17,9 @@ from .head import AcceptanceHead
 
 @dataclass
 class Listener:
-    """Holds what the head made of the latest forward pass: calibrated logits of acceptance, (batch, length)."""
+    """Holds what the head may read of the latest forward pass, (batch, length, hidden_size)."""
 
-    acceptance_logits: Tensor | None = None
+    hidden_states: Tensor | None = None
 
 
 # A context variable, so that threads that share one draft each hear their own forward passes.
@@ -28,7 +28,7 @@ _listener: ContextVar[Listener | None] = ContextVar("acceptance_listener", defau
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    """Within the context, forward passes of a draft also evaluate its active head; elsewhere a head costs nothing."""
+    """Within the context, forward passes of a draft leave their hidden states here; elsewhere a head costs nothing."""
     listener = Listener()
     token = _listener.set(listener)
     try:
@@ -38,7 +38,7 @@ def listening() -> Iterator[Listener]:
 
 
 class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
-    """The draft's output embedding, with acceptance heads that can listen to its input.
+    """The draft's output embedding, with acceptance heads that read its input.
 
     The output is that of the wrapped layer, bit for bit.
     """
@@ -55,7 +55,7 @@ class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
 
     def update_layer(self, adapter_name: str, config: AcceptanceHeadConfig) -> None:
         """Adds a head, on the device of the wrapped layer; its dtype stays float32."""
-        head = AcceptanceHead(config.hidden_size, config.num_layers, config.tied)
+        head = AcceptanceHead(config.hidden_size, config.num_layers, config.tied, len(config.features))
         if head.out.weight.device.type != "meta":
             head.to(self.get_base_layer().weight.device)
         self.acceptance_head[adapter_name] = head
@@ -64,7 +64,7 @@ class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
 
     @property
     def active_head_name(self) -> str | None:
-        """The head that listens now. Adapters of other methods may be active beside it; they are not looked at."""
+        """The head that judges now. Adapters of other methods may be active beside it; they are not looked at."""
         if self.disable_adapters:
             return None
         names = [name for name in self.active_adapters if name in self.acceptance_head]
@@ -75,12 +75,23 @@ class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
     def forward(self, hidden_states: Tensor, *args, **kwargs) -> Tensor:
         listener = _listener.get()
         if listener is not None:
-            name = self.active_head_name
-            if name is not None:
-                with torch.no_grad():
-                    raw_logits = self.acceptance_head[name](hidden_states)
-                listener.acceptance_logits = self.head_configs[name].acceptance_logits(raw_logits)
+            listener.hidden_states = hidden_states
         return self.base_layer(hidden_states, *args, **kwargs)
+
+    @torch.no_grad()
+    def acceptance_logits(self, hidden_states: Tensor, features: Tensor | None = None) -> Tensor:
+        """The active head's calibrated logits of acceptance.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, length, hidden_size)`): of the token each is about, see
+                `AcceptanceHeadConfig.reads`.
+            features (`torch.FloatTensor` of shape `(batch, length, features)`, *optional*): see `token_features`.
+
+        Returns:
+            `torch.FloatTensor` of shape `(batch, length)`.
+        """
+        name = self.active_head_name
+        return self.head_configs[name].acceptance_logits(self.acceptance_head[name](hidden_states, features))
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         raise NotImplementedError("an acceptance head changes no weights, so none can be merged; call `unload()`")

@@ -6,9 +6,33 @@ from typing import ClassVar
 
 import torch
 from peft.tuners.tuners_utils import BaseTuner
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from .config import AcceptanceHeadConfig, model_signature
 from .layer import AcceptanceHeadLayer, acceptance_layer
+
+
+@torch.no_grad()
+def states_at(model: PreTrainedModel, places: Tensor, attention_mask: Tensor, **inputs: Tensor) -> Tensor:
+    """Last hidden states of a pass of the decoder, at `places`, (batch, tokens) -> (batch, tokens, hidden_size).
+
+    A mask of four dimensions is boolean, true where attention is allowed.
+
+    Raises:
+        ValueError: for such a mask over more tokens than the sliding window of a layer.
+    """
+    if attention_mask.ndim == 4:  # one mask for all layers; eager attention adds it
+        window = getattr(model.config.get_text_config(), "sliding_window", None)
+        if window is not None and attention_mask.shape[-1] > window:
+            raise ValueError(
+                f"the draft's layers see {window} tokens, fewer than the {attention_mask.shape[-1]} of a response and "
+                'its branches: train a head that reads the state "before" a token'
+            )
+        least = torch.finfo(model.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=model.dtype).masked_fill_(~attention_mask, least)
+    states = model.get_decoder()(attention_mask=attention_mask, use_cache=False, **inputs).last_hidden_state
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
 
 
 class AcceptanceHeadModel(BaseTuner):
@@ -58,16 +82,18 @@ class AcceptanceHeadModel(BaseTuner):
     def forward(self, *args, acceptance_only: bool = False, **kwargs):
         """The draft's own forward pass; or, to train a head, the frozen decoder and the head without the vocabulary.
 
-        With `acceptance_only`, takes `input_ids` and `attention_mask`, each (batch, length), and returns the raw
-        logits of acceptance, (batch, length). A mode of `forward`, not a method, so that DistributedDataParallel
-        sees it.
+        With `acceptance_only`, takes `features` (batch, tokens, features), and either the tokens' `hidden_states`
+        (batch, tokens, hidden_size) or `places` (batch, tokens), where they are in a pass of the decoder over all
+        other arguments; returns the raw logits of acceptance, (batch, tokens). A mode of `forward`, not a method, so
+        that DistributedDataParallel sees it.
         """
         if not acceptance_only:
             return self.model(*args, **kwargs)
-        with torch.no_grad():
-            hidden_states = self.model.get_decoder()(*args, **kwargs).last_hidden_state
+        features, hidden_states = kwargs.pop("features"), kwargs.pop("hidden_states", None)
+        if hidden_states is None:
+            hidden_states = states_at(self.model, **kwargs)
         layer = acceptance_layer(self.model)
-        return layer.acceptance_head[layer.active_head_name](hidden_states)
+        return layer.acceptance_head[layer.active_head_name](hidden_states, features)
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:

@@ -57,8 +57,9 @@ class StoppingConfig:
             that the target rejects at least one drafted token exceeds this. It compares with the head's calibrated
             probability, so it is comparable between heads (and not with the paper's values, which belong to a loss
             weight of 6).
-        min_draft_length (`int`, *optional*): the rule is not asked before so many tokens were drafted. The head judges
-            a token in the forward pass that draws the next one, so for SpecDec++ 1 and 2 mean the same.
+        min_draft_length (`int`, *optional*): the rule is not asked before so many tokens were drafted. A head
+            that reads the state after a token judges it in the pass that draws the next one, so for SpecDec++ 1 and 2
+            then mean the same.
         max_draft_length (`int`, *optional*): a round never drafts more tokens than this.
         rule (`str`, *optional*): one of `RULES`. Left out, it is `"specdec++"` where a threshold is given, else what
             the head recommends.
@@ -92,6 +93,11 @@ class StoppingConfig:
     def needs_head(self) -> bool:
         """Whether the rule asks the acceptance head. Say it of filled settings."""
         return "acceptance" in make_rule(self.rule, self.threshold, self.settings).needs
+
+    @property
+    def needs_seconds(self) -> bool:
+        """Whether the rule counts seconds. Say it of filled settings."""
+        return "seconds" in make_rule(self.rule, self.threshold, self.settings).needs
 
     def filled_from(self, head: AcceptanceHeadConfig | None) -> StoppingConfig:
         """These settings with the head's recommendation in place of what was left out.

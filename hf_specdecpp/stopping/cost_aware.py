@@ -15,7 +15,7 @@ Assumptions: rounds are alike in the long run, costs depend on lengths alone, an
 from __future__ import annotations
 
 import math
-from itertools import zip_longest
+from collections.abc import Sequence
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
@@ -67,8 +67,8 @@ class CostAware(TimedRule):
         costs (`CostProfile`, *optional*): left out, the rule measures in its first rounds.
         running (`RunningCosts`, *optional*): what earlier generations of the pair measured; shared and added to.
         mean_acceptance (`float`): the acceptance expected before any round, in [0, 1].
-        uses_head (`bool`): ask the head about every token but the newest, and weigh its word against the draft's own
-            probability, calibrated as the generation runs, by how well each predicted so far; else the latter alone.
+        uses_head (`bool`): ask the head, and weigh its word against the draft's own probability, calibrated as the
+            generation runs, by how well each predicted so far; else the latter alone.
         horizon (`int`): how many further tokens it looks ahead.
         max_length (`int`): the longest draft.
     """
@@ -92,7 +92,6 @@ class CostAware(TimedRule):
         self.known: CostProfile | None = None
         self.tokens = self.seconds = 0.0
         self.idle, self.probe_after = 0, 4
-        self.survival = self.newest = 1.0
         self.head_loss = self.own_loss = 0.0
 
     @property
@@ -121,7 +120,6 @@ class CostAware(TimedRule):
         return best
 
     def begin(self) -> int | None:
-        self.survival = 1.0
         self.known = self.current_costs()
         if self.known is None:
             return (4, 0, 2)[self.running.rounds % 3]
@@ -137,25 +135,25 @@ class CostAware(TimedRule):
         self.idle, self.probe_after = 0, min(2 * self.probe_after, 64)
         return self.max_length
 
-    def goes_on(self, token: DraftedToken) -> bool:
-        if token.position > 1:  # the head's newest judgement is of the token before
-            self.survival *= self.mixed(token.acceptance, self.newest) if self.uses_head else self.newest
-        self.newest = self.acceptance.given(token.probability)
-        return self.known is None or self.balance(token.position, self.survival * self.newest) > 0
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        return self.known is None or self.balance(len(drafted), math.prod(map(self.expected, drafted))) > 0
 
-    def mixed(self, head: float, own: float) -> float:
-        """Of two opinions on one token, weighted by how well each predicted so far (Bayes' rule over two models)."""
+    def expected(self, token: DraftedToken) -> float:
+        """The probability of acceptance, of two opinions weighted by Bayes' rule as two models of what was seen."""
+        own = self.acceptance.given(token.probability)
+        if not self.uses_head or token.acceptance is None:
+            return own
         weight = 1 / (1 + math.exp(min(self.head_loss - self.own_loss, 50.0)))
-        return weight * head + (1 - weight) * own
+        return weight * token.acceptance + (1 - weight) * own
 
     def end(self, round: Round) -> None:
         super().end(round)
-        for token, judge in zip_longest(round.drafted[: round.accepted + 1], round.drafted[1 : round.accepted + 2]):
+        for token in round.drafted[: round.accepted + 1]:
             accepted = token.position <= round.accepted
             if accepted or not round.censored:
-                if self.uses_head and judge is not None:
+                if self.uses_head and token.acceptance is not None:
                     own = self.acceptance.given(token.probability)
-                    self.head_loss = self.fading * self.head_loss + log_loss(judge.acceptance, accepted)
+                    self.head_loss = self.fading * self.head_loss + log_loss(token.acceptance, accepted)
                     self.own_loss = self.fading * self.own_loss + log_loss(own, accepted)
                 self.acceptance.add(token, accepted)
         drafted = len(round.drafted)

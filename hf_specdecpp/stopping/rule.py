@@ -5,6 +5,7 @@ A rule sees plain numbers, so that the same object decides in `generate` and in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,8 +20,9 @@ class DraftedToken:
         position (`int`): its place in the round, from 1.
         probability (`float`, *optional*): the draft's, in the distribution that it was drawn from.
         entropy (`float`, *optional*): of the draft's distribution at temperature 1, before any logits processor, nats.
-        acceptance (`float`, *optional*): the head's calibrated probability that the target accepts the token *before*
-            this one, given that all earlier ones are accepted; 1.0 for the first token of a round.
+        acceptance (`float`, *optional*): the head's calibrated probability that the target accepts it, given that all
+            earlier ones are accepted. `None` until the head knows: one that reads the state after the token judges it
+            in the pass that draws the next.
     """
 
     position: int
@@ -63,8 +65,8 @@ class StoppingRule:
         """The most tokens that this round may draft; 0 is plain decoding, `None` no bound of the rule's own."""
         return None
 
-    def goes_on(self, token: DraftedToken) -> bool:
-        """Whether to draw another token after `token`, which is submitted either way."""
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        """Whether to draw another token after those `drafted` in this round, which are submitted either way."""
         return True
 
     def end(self, round: Round) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
@@ -58,8 +59,8 @@ class Confidence(StoppingRule):
         self.threshold, self.adapt = threshold, adapt
         self.seen: list[tuple[float, bool]] = []
 
-    def goes_on(self, token: DraftedToken) -> bool:
-        return token.probability >= self.threshold
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        return drafted[-1].probability >= self.threshold
 
     def end(self, round: Round) -> None:
         verified = round.drafted[: round.accepted + 1]
@@ -82,21 +83,17 @@ class Confidence(StoppingRule):
 class SurvivalThreshold(StoppingRule):
     """Stop once `1 - prod P_i > threshold`, the probability that at least one drafted token is rejected.
 
-    Subclasses name in `factor` the field of `DraftedToken` that is multiplied.
+    Subclasses name in `factor` the field of `DraftedToken` that is multiplied; what is not known yet is left out.
     """
 
     factor: ClassVar[str]
 
     def __init__(self, threshold: float):
         self.threshold = threshold
-        self.survival = 1.0
 
-    def begin(self) -> None:
-        self.survival = 1.0
-
-    def goes_on(self, token: DraftedToken) -> bool:
-        self.survival *= getattr(token, self.factor)
-        return 1 - self.survival <= self.threshold
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        factors = (getattr(token, self.factor) for token in drafted)
+        return 1 - math.prod(p for p in factors if p is not None) <= self.threshold
 
 
 class CumulativeConfidence(SurvivalThreshold):
@@ -113,7 +110,7 @@ class CumulativeConfidence(SurvivalThreshold):
 class AcceptanceThreshold(SurvivalThreshold):
     """SpecDec++ (arXiv 2405.19715, section 3.1): `P_i` from the head.
 
-    The head judges a token in the pass that draws the next one, so the product runs over all tokens but the newest.
+    The paper's head judges a token in the pass that draws the next one, so its product lacks the newest token.
     """
 
     needs = frozenset({"acceptance"})
@@ -134,8 +131,8 @@ class EntropyBound(StoppingRule):
     def __init__(self, threshold: float = 0.3, scale: float = 0.15):
         self.threshold, self.scale = threshold, scale
 
-    def goes_on(self, token: DraftedToken) -> bool:
-        return math.sqrt(self.scale * max(token.entropy, 0.0)) <= self.threshold
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        return math.sqrt(self.scale * max(drafted[-1].entropy, 0.0)) <= self.threshold
 
 
 class AdaEDL(StoppingRule):
@@ -156,8 +153,8 @@ class AdaEDL(StoppingRule):
     def begin(self) -> None:
         self.stopped = False
 
-    def goes_on(self, token: DraftedToken) -> bool:
-        self.stopped = 1 - math.sqrt(self.gamma * max(token.entropy, 0.0)) < self.threshold
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        self.stopped = 1 - math.sqrt(self.gamma * max(drafted[-1].entropy, 0.0)) < self.threshold
         return not self.stopped
 
     def end(self, round: Round) -> None:
@@ -254,9 +251,8 @@ class Bounded(StoppingRule):
     def begin(self) -> int | None:
         return _least(self.rule.begin(), self.max_length)
 
-    def goes_on(self, token: DraftedToken) -> bool:
-        # The rule sees every token, since it may accumulate; its verdict counts from min_length on.
-        return self.rule.goes_on(token) or token.position < self.min_length
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        return len(drafted) < self.min_length or self.rule.goes_on(drafted)
 
     def end(self, round: Round) -> None:
         self.rule.end(round)
@@ -272,8 +268,8 @@ class AnyOf(StoppingRule):
     def begin(self) -> int | None:
         return _least(*(rule.begin() for rule in self.rules))
 
-    def goes_on(self, token: DraftedToken) -> bool:
-        return all([rule.goes_on(token) for rule in self.rules])  # a list: every rule sees every token
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        return all([rule.goes_on(drafted) for rule in self.rules])  # a list: every rule is asked, as some remember
 
     def end(self, round: Round) -> None:
         for rule in self.rules:
@@ -288,9 +284,9 @@ class AllOf(AnyOf):
         self.stopped = [False] * len(self.rules)
         return None if None in caps else max(caps)
 
-    def goes_on(self, token: DraftedToken) -> bool:
+    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
         self.stopped = [
-            stopped or not rule.goes_on(token) for stopped, rule in zip(self.stopped, self.rules, strict=True)
+            stopped or not rule.goes_on(drafted) for stopped, rule in zip(self.stopped, self.rules, strict=True)
         ]
         return not all(self.stopped)
 

@@ -16,7 +16,7 @@ from hf_specdecpp.acceptance import acceptance_layer, listening
 def heard(model, ids) -> torch.Tensor:
     with torch.no_grad(), listening() as listener:
         model(ids)
-    return listener.acceptance_logits
+    return acceptance_layer(model).acceptance_logits(listener.hidden_states)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_drafts_logits_stay_bit_identical(architecture):
         assert torch.equal(model(ids).logits, before)
         with listening() as listener:
             assert torch.equal(model(ids).logits, before)
-    assert listener.acceptance_logits.shape == (1, 9)
+    assert acceptance_layer(model).acceptance_logits(listener.hidden_states).shape == (1, 9)
     assert torch.equal(model.unload()(ids).logits, before)
 
 
@@ -75,7 +75,12 @@ def test_the_checkpoint_holds_the_head_alone(architecture, tmp_path):
 def test_only_the_head_is_trainable_and_it_alone_gets_gradients():
     model = get_peft_model(tiny_model(), AcceptanceHeadConfig())
     assert all(".acceptance_head." in n for n, p in model.named_parameters() if p.requires_grad)
-    raw_logits = model(input_ids=prompt(), acceptance_only=True)
+    ids = prompt()
+    places = torch.arange(ids.shape[1])[None]
+    raw_logits = model(
+        input_ids=ids, attention_mask=torch.ones_like(ids), places=places, features=torch.empty(*ids.shape, 0),
+        acceptance_only=True,
+    )  # fmt: skip
     raw_logits.sum().backward()
     assert {n for n, p in model.named_parameters() if p.grad is not None} == {
         n for n, p in model.named_parameters() if p.requires_grad

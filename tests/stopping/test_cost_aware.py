@@ -78,9 +78,8 @@ def simulate(rule, costs: CostProfile, shape: tuple[float, float], tokens: int =
         cap, drafted = rule.begin(), []
         while len(drafted) < (20 if cap is None else min(cap, 20)):
             k = begin + len(drafted)
-            judged = 1.0 if not drafted else acceptances[k - 1]
-            drafted.append(DraftedToken(len(drafted) + 1, 0.1 + 0.8 * acceptances[k], 1.0, judged))
-            if not rule.goes_on(drafted[-1]):
+            drafted.append(DraftedToken(len(drafted) + 1, 0.1 + 0.8 * acceptances[k], 1.0, acceptances[k]))
+            if not rule.goes_on(drafted):
                 break
         good = coins[begin : begin + len(drafted)]
         accepted = good.index(False) if False in good else len(good)

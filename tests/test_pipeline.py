@@ -1,0 +1,264 @@
+"""The two long jobs: killed, sharded, and fed with what they cannot use."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import similar_draft
+from datasets import Dataset
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from hf_specdecpp import AcceptanceHeadConfig
+from hf_specdecpp.data import fingerprint, tokenized_prompts
+from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.label_folder import LabelsCard, read_labels, shard_path
+from hf_specdecpp.labels import Rows
+from hf_specdecpp.pipeline import label_prompts, train_head
+from hf_specdecpp.trainer import AcceptanceTrainingArguments
+
+MODES = {"greedy": Decoding(), "sampling": Decoding(True, top_k=20)}
+
+
+@pytest.fixture
+def pair(target):
+    return target, similar_draft(target)
+
+
+def prompts(tokenizer, n=10, **columns):
+    return tokenized_prompts(tokenizer, Dataset.from_dict({"prompt": [f"{i} + {i * i}?" for i in range(n)]} | columns))
+
+
+def card_of(pair, rows, **changes):
+    settings = {"states": [], "max_new_tokens": 8, "batch_size": 4, "seed": 0} | changes
+    modes = settings.pop("modes", MODES)
+    return LabelsCard.of(
+        *pair, Decoding(True), modes, settings.pop("rows", Rows()), prompts=len(rows),
+        prompts_sha256=fingerprint(rows), **settings,
+    )  # fmt: skip
+
+
+def test_labels_hold_every_prompt_once_the_shortest_first(pair, tokenizer, tmp_path):
+    rows, heard = prompts(tokenizer), []
+    label_prompts(*pair, rows, tmp_path, card_of(pair, rows), on_batch=lambda n, rate: heard.append((n, rate > 0)))
+    found = read_labels(tmp_path)
+    assert found["prompt_ids"] == rows["prompt_ids"] and heard == [(4, True), (4, True), (2, True)]
+    lengths = [len(ids) for ids in found["prompt_ids"]]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
+
+
+def test_given_responses_are_kept_and_others_are_asked_for(pair, tokenizer, tmp_path):
+    rows = prompts(tokenizer, 2, response_ids=[[20, 21, 22], None])
+    asked = []
+
+    def respond(ids, seed):
+        asked.append((ids, seed))
+        return [[30, 31]]
+
+    label_prompts(*pair, rows, tmp_path, card_of(pair, rows, seed=5), respond)
+    assert sorted(read_labels(tmp_path)["response_ids"]) == [[20, 21, 22], [30, 31]]
+    assert asked == [([rows["prompt_ids"][rows["response_ids"].index(None)]], 5)]
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from conftest import byte_tokenizer, similar_draft, tiny_model
+from test_pipeline import card_of, prompts
+from hf_specdecpp.pipeline import label_prompts
+
+target = tiny_model()
+pair = target, similar_draft(target)
+rows = prompts(byte_tokenizer(), 48)
+label_prompts(*pair, rows, Path(sys.argv[1]), card_of(pair, rows, states=["before"], batch_size=2))
+"""
+
+
+def script(tmp_path):
+    path = tmp_path / "label.py"
+    path.write_text(SCRIPT.format(tests=os.path.dirname(__file__)))
+    return path
+
+
+def shards(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("labels-*.arrow")}
+
+
+def test_a_run_killed_in_the_middle_ends_in_the_same_dataset_bit_for_bit(tmp_path):
+    command = [sys.executable, str(script(tmp_path))]
+    running = subprocess.Popen([*command, str(tmp_path / "killed")])
+    while len(shards(tmp_path / "killed")) < 3:
+        assert running.poll() is None, "it ended before it could be killed"
+        time.sleep(0.005)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    kept = shards(tmp_path / "killed")
+    assert 3 <= len(kept) < 24
+    times = {name: (tmp_path / "killed" / name).stat().st_mtime_ns for name in kept}
+    subprocess.run([*command, str(tmp_path / "killed")], check=True)
+    assert all((tmp_path / "killed" / name).stat().st_mtime_ns == t for name, t in times.items())
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    assert shards(tmp_path / "killed") == shards(tmp_path / "whole") and len(shards(tmp_path / "whole")) == 24
+
+
+def test_two_processes_make_the_labels_of_one(tmp_path):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    subprocess.run([*command, str(script(tmp_path)), str(tmp_path / "two")], check=True, env=two_processes())
+    subprocess.run([sys.executable, str(script(tmp_path)), str(tmp_path / "one")], check=True)
+    assert shards(tmp_path / "two") == shards(tmp_path / "one")
+
+
+def two_processes():
+    return os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+def test_a_damaged_batch_is_made_anew(pair, tokenizer, tmp_path):
+    rows = prompts(tokenizer)
+    label_prompts(*pair, rows, tmp_path, card_of(pair, rows))
+    whole = shards(tmp_path)
+    shard_path(tmp_path, 1).write_bytes(b"half a file")
+    label_prompts(*pair, rows, tmp_path, card_of(pair, rows))
+    assert shards(tmp_path) == whole
+
+
+def test_other_prompts_do_not_go_on_with_a_folder(pair, tokenizer, tmp_path):
+    rows = prompts(tokenizer)
+    label_prompts(*pair, rows, tmp_path, card_of(pair, rows))
+    others = prompts(tokenizer, 11)
+    with pytest.raises(ValueError, match="labels made with another prompts, prompts_sha256"):
+        label_prompts(*pair, others, tmp_path, card_of(pair, others))
+
+
+def test_what_cannot_be_labelled_is_refused_before_any_work(pair, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"row 1 has an empty response: leave the row out"):
+        prompts(tokenizer, 2, response_ids=[[20], []])
+    rows = prompts(tokenizer, 2)
+    with pytest.raises(ValueError, match=r"may grow by 600, but the models have a context of 512"):
+        label_prompts(*pair, rows, tmp_path, card_of(pair, rows, max_new_tokens=600))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def labels(target, tokenizer, tmp_path_factory):
+    """Labels of a draft on disk, with and without its hidden states."""
+    folder = tmp_path_factory.mktemp("pair")
+    similar_draft(target, noise=0.25).save_pretrained(folder / "draft")
+    draft = AutoModelForCausalLM.from_pretrained(folder / "draft")
+    rows = prompts(tokenizer, 60)
+    for name, states in (("labels", []), ("stored", ["before", "after"])):
+        card = card_of((target, draft), rows, states=states, max_new_tokens=24, batch_size=30)
+        label_prompts(target, draft, rows, folder / name, card)
+    return folder
+
+
+def trained(labels, output, name="stored", **changes):
+    config = {"num_layers": 1, "reads": "before", "features": ["probability"], "decoding": MODES["greedy"].__dict__}
+    config |= {key: changes.pop(key) for key in list(changes) if key in ("reads", "features", "decoding")}
+    options = {key: changes.pop(key) for key in list(changes) if key in ("label", "patience")}
+    settings = {"num_train_epochs": 12, "learning_rate": 3e-3, "per_device_train_batch_size": 16}
+    arguments = AcceptanceTrainingArguments(str(output / "checkpoints"), disable_tqdm=True, **(settings | changes))
+    draft = AutoModelForCausalLM.from_pretrained(labels / "draft")
+    return train_head(draft, labels / name, output, AcceptanceHeadConfig(**config), arguments, **options)
+
+
+def test_a_trained_head_predicts_better_than_the_mean_and_is_saved_calibrated(labels, tmp_path):
+    metrics = trained(labels, tmp_path)
+    assert metrics["binary_kl"] < 0.95 * metrics["binary_kl_constant"] and metrics["roc_auc"] > 0.6
+    assert metrics["predicted"] == pytest.approx(metrics["acceptance"], abs=0.1)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
+    assert (tmp_path / "reliability.png").read_bytes()[:4] == b"\x89PNG"
+    saved = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert saved["calibration_scale"] != 1.0 and (saved["reads"], saved["features"]) == ("before", ["probability"])
+    draft = AutoModelForCausalLM.from_pretrained(labels / "draft")
+    assert PeftModel.from_pretrained(draft, tmp_path).active_peft_config.features == ["probability"]
+
+
+@pytest.mark.parametrize("reads", ("before", "after"))
+def test_stored_states_train_the_same_head_as_the_draft_itself(labels, tmp_path, reads):
+    for mode in MODES.values():
+        by_draft, by_store = (
+            trained(labels, tmp_path / name / str(mode), name, reads=reads, decoding=mode.__dict__, num_train_epochs=3)
+            for name in ("labels", "stored")
+        )
+        assert by_draft["binary_kl"] == pytest.approx(by_store["binary_kl"], rel=1e-2)
+        assert by_draft["labels"] == by_store["labels"] and by_draft != by_store
+
+
+def test_an_interrupted_training_goes_on_from_its_checkpoint(labels, tmp_path):
+    whole = trained(labels, tmp_path / "whole", num_train_epochs=10)
+    trained(labels, tmp_path / "cut", num_train_epochs=5, lr_scheduler_type="constant", warmup_steps=0)
+    resumed = trained(labels, tmp_path / "cut", num_train_epochs=10)
+    steps = max(int(path.name.split("-")[1]) for path in (tmp_path / "cut" / "checkpoints").iterdir())
+    assert steps > 15 and resumed["labels"] == whole["labels"] and resumed["binary_kl"] > 0
+
+
+def test_training_stops_early_when_nothing_gets_better(labels, tmp_path):
+    trained(labels, tmp_path, num_train_epochs=40, learning_rate=0.05, patience=2)
+    last = max((tmp_path / "checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[1]))
+    state = json.loads((last / "trainer_state.json").read_text())
+    assert state["epoch"] < 40 and state["best_global_step"] <= state["global_step"]
+
+
+def test_labels_of_another_mode_or_too_few_are_refused(labels, pair, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"but the head is for .*'temperature': 0.5.*: label that mode too"):
+        trained(labels, tmp_path, decoding={"do_sample": True, "temperature": 0.5})
+    rows = prompts(tokenizer, 2)
+    label_prompts(*pair, rows, tmp_path / "few", card_of(pair, rows))
+    with pytest.raises(ValueError, match="holds 2 responses: label at least 10"):
+        train_head(
+            pair[1], tmp_path / "few", tmp_path, AcceptanceHeadConfig(), AcceptanceTrainingArguments(str(tmp_path))
+        )
+
+
+GRADIENTS = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+from pathlib import Path
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM
+from hf_specdecpp import AcceptanceHeadConfig
+from hf_specdecpp.head_inputs import HeadInputs
+from hf_specdecpp.label_folder import read_labels
+from hf_specdecpp.labels import Rows
+from hf_specdecpp.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
+
+labels, output, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+draft = AutoModelForCausalLM.from_pretrained(labels.parent / "draft")
+model = get_peft_model(draft, AcceptanceHeadConfig(num_layers=1, reads="before", features=["entropy"]))
+arguments = AcceptanceTrainingArguments(
+    str(output), max_steps=3, per_device_train_batch_size=batch, eval_strategy="no", save_strategy="no",
+    load_best_model_at_end=False, disable_tqdm=True, optim="sgd", learning_rate=0.5, warmup_steps=0, use_cpu=True,
+    max_grad_norm=0.0,
+)
+inputs = HeadInputs("sampling", Rows(), "before", ["entropy"], stored=True)
+rows = read_labels(labels).with_format("numpy")
+trainer = AcceptanceTrainer(model, inputs, args=arguments, train_dataset=rows)
+trainer.train()
+if trainer.is_world_process_zero():
+    model.save_pretrained(output)
+"""
+
+
+def test_two_processes_make_the_gradients_of_one(labels, tmp_path):
+    """Three steps of plain gradient descent: the weights agree although each process had half of every batch."""
+    path = tmp_path / "gradients.py"
+    path.write_text(GRADIENTS.format(tests=os.path.dirname(__file__)))
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    stored = str(labels / "stored")
+    subprocess.run([*launch, str(path), stored, str(tmp_path / "two"), "8"], check=True, env=two_processes())
+    subprocess.run([sys.executable, str(path), stored, str(tmp_path / "one"), "16"], check=True)
+    from safetensors.torch import load_file
+
+    one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("one", "two"))
+    torch.manual_seed(0)
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, atol=1e-5, rtol=1e-4)
