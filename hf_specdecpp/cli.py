@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import os
 import warnings
 from collections.abc import Callable
+from functools import partial, wraps
 from pathlib import Path
 
 import datasets
@@ -24,7 +25,7 @@ console = Console()
 def speaks_plainly(command: Callable) -> Callable:
     """Shows the sentence of a `ValueError` or `TypeError` instead of a traceback, and exits with 1."""
 
-    @functools.wraps(command)
+    @wraps(command)
     def wrapped(*args, **kwargs):
         logging.disable_progress_bar()
         datasets.disable_progress_bars()
@@ -107,7 +108,8 @@ def label(
     from .data import fingerprint, load_rows, tokenized_prompts
     from .label_folder import LabelsCard
     from .labels import Rows
-    from .pipeline import label_prompts
+    from .pipeline import end_of_sequence, label_prompts
+    from .server import request_responses
 
     modes = {"greedy": Decoding(), "sampling": Decoding(True, temperature, top_k, top_p)}
     own = "sampling" if sample else "greedy"
@@ -126,7 +128,11 @@ def label(
     )  # fmt: skip
     respond = None
     if server:
-        respond = server_responses(server, server_model or target, tokenizer, card)
+        respond = partial(
+            request_responses, server, server_model or target, tokenizer=tokenizer, decoding=modes[own],
+            max_new_tokens=max_new_tokens, eos_token_ids=end_of_sequence(models[0]),
+            api_key=os.environ.get("OPENAI_API_KEY"),
+        )  # fmt: skip
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[rate]}"), console=console) as progress:
         task = progress.add_task("responses and labels", total=len(rows), rate="")

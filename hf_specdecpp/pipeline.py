@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from datasets import Dataset
 from peft import get_peft_model
 from transformers import EarlyStoppingCallback, PreTrainedModel
@@ -29,8 +30,8 @@ from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibra
 
 SEQUENCES_PER_PASS = 8  # bounds the logits in memory: 8 x 200 tokens x 50,000 words are 300 MB in float32
 
-# Token ids of prompts, how many tokens, which mode, which seed -> token ids of responses.
-Respond = Callable[[list[list[int]], int], list[list[int]]]
+# Token ids of prompts, and a seed -> token ids of responses.
+Respond = Callable[..., list[list[int]]]
 
 
 def label_prompts(
@@ -56,7 +57,7 @@ def label_prompts(
             if the disk is full.
     """
     check_context(prompts, card, target, draft)
-    process = PartialState()
+    process = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # as an Accelerator would
     if process.is_main_process:
         open_labels(output, card)
     process.wait_for_everyone()
@@ -69,7 +70,7 @@ def label_prompts(
             responses, seed = batch["response_ids"], card.seed + number
             missing = [i for i, response in enumerate(responses) if response is None]
             if missing:
-                made = respond([batch["prompt_ids"][i] for i in missing], seed)
+                made = respond([batch["prompt_ids"][i] for i in missing], seed=seed)
                 for i, response in zip(missing, made, strict=True):
                     responses[i] = response
             rows = []
@@ -89,12 +90,16 @@ def label_prompts(
 
 def generator(target: PreTrainedModel, card: LabelsCard) -> Respond:
     """Responses by `target` itself, as `card` says."""
-    eos = target.generation_config.eos_token_id
-    eos_token_ids = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
-    decoding = Decoding(**card.responses)
+    eos_token_ids, decoding = end_of_sequence(target), Decoding(**card.responses)
     return lambda prompts, seed: generate_responses(
         target, prompts, decoding, card.max_new_tokens, eos_token_ids, seed
     )
+
+
+def end_of_sequence(model: PreTrainedModel) -> list[int]:
+    """The tokens that end an answer of `model`."""
+    eos = model.generation_config.eos_token_id
+    return [] if eos is None else torch.as_tensor(eos).flatten().tolist()
 
 
 def check_context(prompts: Dataset, card: LabelsCard, *models: PreTrainedModel) -> None:

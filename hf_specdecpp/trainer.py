@@ -38,8 +38,8 @@ class AcceptanceTrainingArguments(TrainingArguments):
 
 
 class AcceptanceTrainer(Trainer):
-    """A `Trainer` for a `PeftModel` with an acceptance head. The draft runs frozen and without its vocabulary, or not at
-    all if the rows hold its hidden states.
+    """A `Trainer` for a `PeftModel` with an acceptance head. The draft runs frozen and without its vocabulary; where
+    rows hold its hidden states, it does not run at all.
 
     Evaluation returns the raw logits and the labels of every token, unlabelled ones included.
     """
