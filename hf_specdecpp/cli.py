@@ -210,12 +210,15 @@ def trace(
     max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
     max_draft_length: int = typer.Option(20, min=1, help="Longest draft recorded."),
     limit: int = typer.Option(24, min=1, help="Only the first prompts."),
+    states: bool = typer.Option(False, help="Keep the draft's hidden states, by which other heads can be judged."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
 ) -> None:
     """Record what a long draft would be at every position, so that any stopping rule can be replayed."""
     from .data import load_rows, prompt_ids, prompt_text
     from .trace import record_traces
 
+    if states and not head:
+        raise ValueError("hidden states are kept where a head reads them: give --head, any head of this draft")
     models = load_model(target, dtype), load_model(draft, dtype)
     if head:
         load_head(models[1], head)
@@ -226,7 +229,7 @@ def trace(
         task = progress.add_task("traces", total=len(ids))
         record_traces(
             *models, ids, output, Decoding(True) if sample else Decoding(), max_new_tokens, max_draft_length,
-            on_prompt=lambda: progress.update(task, advance=1),
+            on_prompt=lambda: progress.update(task, advance=1), keep_states=states,
         )  # fmt: skip
     console.print(f"traces of {len(ids)} prompts in {output}")
 

@@ -8,9 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
+from .acceptance import AcceptanceHead, AcceptanceHeadConfig, token_features
+from .acceptance.layer import Listener
 from .candidate_generator import SpecDecPP
 from .decoding import Decoding
 from .stopping import DraftedToken, StoppingConfig, StoppingRule
@@ -67,6 +70,15 @@ def read_traces(path: Path) -> list[Trace]:
     return [Trace.from_json(line) for line in path.read_text().splitlines()]
 
 
+def states_path(path: Path, number: int) -> Path:
+    return path.with_suffix(".states") / f"{number:05}.safetensors"
+
+
+def read_states(path: Path) -> list[Tensor]:
+    """The hidden states that belong to the traces in `path`, for `judged`."""
+    return [load_file(states_path(path, n))["states"] for n in range(len(path.read_text().splitlines()))]
+
+
 class _Everything(StoppingRule):
     """Looks at all that a rule may look at, and stops at `length` tokens only."""
 
@@ -87,6 +99,12 @@ class _Recorder(SpecDecPP):
     decoding: Decoding
     target_ids: Tensor  # (n,)
     target_logits: Tensor | None  # (n, vocab_size), when sampling
+    states: list[Tensor]  # of the draft before each drafted token, (hidden_size,)
+
+    def _see(self, newest: Tensor, logits: Tensor, processed: Tensor, listener: Listener | None) -> bool:
+        if listener is not None:
+            self.states.append(listener.hidden_states[0, -1].half().cpu())
+        return super()._see(newest, logits, processed, listener)
 
     def _draw(self, sequence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         at = sequence.shape[1] - self.prompt_length
@@ -107,7 +125,7 @@ def record_trace(
     decoding: Decoding,
     max_new_tokens: int,
     max_draft_length: int = 20,
-) -> Trace:
+) -> tuple[Trace, Tensor | None]:
     """Generates with the target, then drafts at every position.
 
     Args:
@@ -115,6 +133,10 @@ def record_trace(
             none.
         input_ids (`torch.LongTensor` of shape `(1, length)`): the prompt.
         max_draft_length (`int`): longest draft recorded; rules with a larger bound cannot be replayed.
+
+    Returns:
+        The trace, and with a head, for `judged`, the hidden state of the draft before each drafted token
+        (`torch.HalfTensor` of shape `(drafted tokens, hidden_size)`).
     """
     output = target.generate(
         input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=max_new_tokens,
@@ -132,7 +154,7 @@ def record_trace(
         target_config=target.config,
     )  # fmt: skip
     recorder.follow(_Everything(max_draft_length, with_head=recorder.head_config is not None))
-    recorder.decoding, recorder.prompt_length = decoding, length
+    recorder.decoding, recorder.prompt_length, recorder.states = decoding, length, []
     recorder.target_ids = target_ids.to(draft.device)
     recorder.target_logits = torch.cat(output.logits) if decoding.do_sample else None
     drafts = []
@@ -142,8 +164,34 @@ def record_trace(
         most = min(len(drafted), len(left))
         accepted = int((drafted[:most] == left[:most]).cumprod(0).sum())
         drafts.append(Draft(recorder.drafted, accepted, recorder.stop_reason == "end_of_sequence"))
-    late = recorder.head_config is not None and recorder.head_config.reads == "after"
-    return Trace(target_ids.tolist(), max_new_tokens, drafts, late)
+    trace = Trace(target_ids.tolist(), max_new_tokens, drafts)
+    if recorder.head_config is None:
+        return trace, None
+    return replace(trace, judged_late=recorder.head_config.reads == "after"), torch.stack(recorder.states)
+
+
+@torch.no_grad()
+def judged(trace: Trace, states: Tensor, head: AcceptanceHead, config: AcceptanceHeadConfig) -> Trace:
+    """`trace` as it would be with another head on the draft, whose tokens do not depend on it.
+
+    Args:
+        states: see `record_trace`.
+    """
+    tokens = [token for draft in trace.drafts for token in draft.tokens]
+    facts = ([getattr(token, name) for token in tokens] for name in ("probability", "entropy", "position"))
+    features = token_features(config.features, *(torch.tensor(values) for values in facts))
+    late = config.reads == "after"
+    if late:  # the state after a token is the one before the next
+        states = torch.cat((states[1:], states[-1:]))
+    probabilities = torch.sigmoid(config.acceptance_logits(head(states[None], features[None])))[0].tolist()
+    drafts, first = [], 0
+    for draft in trace.drafts:
+        own = probabilities[first : first + len(draft.tokens)]
+        first += len(draft.tokens)
+        pairs = zip(draft.tokens, [*own[:-1], None] if late else own, strict=True)
+        new = [replace(token, acceptance=p if p is None else round(p, 5)) for token, p in pairs]
+        drafts.append(replace(draft, tokens=new))
+    return replace(trace, drafts=drafts, judged_late=late)
 
 
 def record_traces(
@@ -155,12 +203,14 @@ def record_traces(
     max_new_tokens: int,
     max_draft_length: int = 20,
     on_prompt: Callable[[], None] = lambda: None,
+    keep_states: bool = False,
 ) -> None:
     """Appends a trace for each prompt to the JSONL file `path`; those that it holds already are not made again.
 
     Args:
         prompts: token ids. The n-th is generated with the seed n, so a killed run goes on to the same file.
         on_prompt: called after each prompt.
+        keep_states (`bool`): keep the draft's hidden states beside it, see `read_states`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -170,7 +220,10 @@ def record_traces(
         if number >= len(whole):
             set_seed(number)
             ids = torch.tensor([prompt], device=target.device)
-            trace = record_trace(target, draft, ids, decoding, max_new_tokens, max_draft_length)
+            trace, states = record_trace(target, draft, ids, decoding, max_new_tokens, max_draft_length)
+            if keep_states:
+                states_path(path, number).parent.mkdir(exist_ok=True)
+                save_file({"states": states}, states_path(path, number))
             with path.open("a") as file:
                 file.write(trace.to_json() + "\n")
         on_prompt()

@@ -5,10 +5,11 @@ import torch
 from conftest import prompt, similar_draft, with_head
 
 from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.replay import oracle, replay
 from hf_specdecpp.stopping import CostProfile
-from hf_specdecpp.trace import Trace, record_trace
+from hf_specdecpp.trace import Trace, judged, record_trace
 
 COSTS = CostProfile(0.1, (1.0, 1.05, 1.1, 1.3))
 PROFILE = {"draft_seconds": 0.1, "verify_seconds": [1.0, 1.05, 1.1, 1.3]}
@@ -39,11 +40,36 @@ def named(config: StoppingConfig) -> str:
     return f"{config.rule}{'-no-head' if config.settings.get('uses_head') is False else ''}"
 
 
-@pytest.fixture(scope="module")
-def greedy(target):
-    draft = with_head(similar_draft(target))
+HEADS = {"after": {}, "before": {"reads": "before", "features": ["entropy", "position"]}}
+
+
+def recorded(target, draft):
     prompts = [prompt(5 + seed, seed) for seed in range(4)]
     return draft, prompts, [record_trace(target, draft, ids, Decoding(), 40) for ids in prompts]
+
+
+@pytest.fixture(scope="module")
+def by_head(target):
+    return {name: recorded(target, with_head(similar_draft(target), **head)) for name, head in HEADS.items()}
+
+
+@pytest.fixture(params=list(HEADS))
+def greedy(by_head, request):
+    draft, prompts, found = by_head[request.param]
+    return draft, prompts, [trace for trace, _ in found]
+
+
+def test_a_trace_judged_by_another_head_is_the_trace_of_that_head(by_head):
+    for name, other in (("after", "before"), ("before", "after")):
+        layer = acceptance_layer(by_head[name][0])
+        head, config = layer.acceptance_head["default"], layer.head_configs["default"]
+        for (trace, states), (expected, _) in zip(by_head[other][2], by_head[name][2], strict=True):
+            found = judged(trace, states, head, config)
+            assert found.judged_late == expected.judged_late == (name == "after")
+            for ours, theirs in zip(found.drafts, expected.drafts, strict=True):
+                assert [t.position for t in ours.tokens] == [t.position for t in theirs.tokens]
+                for a, b in zip(ours.tokens, theirs.tokens, strict=True):
+                    assert a.acceptance == pytest.approx(b.acceptance, abs=1e-2)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=named)
@@ -96,7 +122,7 @@ def test_sampled_traces_accept_as_often_as_sampled_runs(target):
                 **decoding.generate_kwargs(),
             )  # fmt: skip
         accepted, drafted = accepted + stats.accepted, drafted + stats.drafted
-    traces = [record_trace(target, draft, ids, decoding, 60, max_draft_length=4) for _ in range(12)]
+    traces = [record_trace(target, draft, ids, decoding, 60, max_draft_length=4)[0] for _ in range(12)]
     found = replay(
         traces,
         StoppingConfig(rule="fixed", settings={"length": 4}, min_draft_length=1, max_draft_length=4).new_rule,

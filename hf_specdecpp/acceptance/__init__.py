@@ -7,7 +7,7 @@ from .config import AcceptanceHeadConfig, AcceptancePeftType, model_signature
 from .features import FEATURES, token_features
 from .head import AcceptanceHead
 from .layer import AcceptanceHeadLayer, acceptance_layer, listening
-from .model import AcceptanceHeadModel, states_at
+from .model import AcceptanceHeadModel, read_head, states_at
 
 PEFT_TYPE_TO_CONFIG_MAPPING[AcceptancePeftType.ACCEPTANCE_HEAD] = AcceptanceHeadConfig
 PEFT_TYPE_TO_TUNER_MAPPING[AcceptancePeftType.ACCEPTANCE_HEAD] = AcceptanceHeadModel
@@ -23,6 +23,7 @@ __all__ = [
     "acceptance_layer",
     "listening",
     "model_signature",
+    "read_head",
     "states_at",
     "token_features",
 ]

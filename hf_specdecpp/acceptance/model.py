@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from peft.tuners.tuners_utils import BaseTuner
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from .config import AcceptanceHeadConfig, model_signature
+from .head import AcceptanceHead
 from .layer import AcceptanceHeadLayer, acceptance_layer
 
 
@@ -33,6 +36,15 @@ def states_at(model: PreTrainedModel, places: Tensor, attention_mask: Tensor, **
         attention_mask = torch.zeros_like(attention_mask, dtype=model.dtype).masked_fill_(~attention_mask, least)
     states = model.get_decoder()(attention_mask=attention_mask, use_cache=False, **inputs).last_hidden_state
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def read_head(folder: str | Path) -> tuple[AcceptanceHead, AcceptanceHeadConfig]:
+    """A saved head without a draft, to judge recorded hidden states."""
+    config = AcceptanceHeadConfig.from_pretrained(folder)
+    head = AcceptanceHead(config.hidden_size, config.num_layers, config.tied, len(config.features))
+    tensors = load_file(Path(folder) / "adapter_model.safetensors")
+    head.load_state_dict({name.split(".acceptance_head.")[1]: tensor for name, tensor in tensors.items()})
+    return head.eval(), config
 
 
 class AcceptanceHeadModel(BaseTuner):

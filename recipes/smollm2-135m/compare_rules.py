@@ -70,9 +70,9 @@ def mean_acceptance(traces: list[Trace]) -> float:
 def log_losses(traces: list[Trace]) -> dict[str, float]:
     """How well acceptance is predicted, in nats a token, over the verified tokens that the head judged."""
     seen = [
-        (k < draft.accepted, draft.tokens[k].probability, draft.tokens[k + 1].acceptance)
+        (k < draft.accepted, token.probability, token.acceptance)
         for trace in traces for draft in trace.drafts
-        for k in range(min(draft.accepted + 1, len(draft.tokens) - 1))
+        for k, token in enumerate(draft.tokens[: draft.accepted + 1]) if token.acceptance is not None
     ]  # fmt: skip
     mean = sum(accepted for accepted, *_ in seen) / len(seen)
 
