@@ -146,7 +146,7 @@ def label(
 @app.command()
 @speaks_plainly
 def train(
-    labels: Path = typer.Option(..., help="Folder made by `specdecpp label`."),
+    labels: list[Path] = typer.Option(..., help="Folder made by `specdecpp label`; a sweep takes several."),
     output: Path = typer.Option(..., help="Folder for the head; an interrupted run goes on in it."),
     draft: str = typer.Option(None, help="Hub id or folder. [default: the labels' draft]", show_default=False),
     mode: str = typer.Option(
@@ -169,6 +169,15 @@ def train(
     report_to: str = typer.Option("none", help="Where to log, as in transformers: tensorboard, wandb, ..."),
     dtype: str = typer.Option("bfloat16", help="Of the frozen draft: the one it will draft in."),
     seed: int = typer.Option(0),
+    sweep: bool = typer.Option(False, help="Train variants of this head, one choice changed at a time; compare them."),
+    traces: Path = typer.Option(
+        None,
+        help="For a sweep: made by `specdecpp trace --states`, of prompts that are in no labels.",
+        show_default=False,
+    ),
+    costs: Path = typer.Option(
+        None, help="For a sweep: a JSON file of `specdecpp calibrate --output`.", show_default=False
+    ),
 ) -> None:
     """Fit an acceptance head to labels, calibrate it on held-out ones, and save it."""
     from .acceptance import AcceptanceHeadConfig
@@ -176,26 +185,59 @@ def train(
     from .pipeline import train_head
     from .trainer import AcceptanceTrainingArguments
 
-    card = read_card(labels)
+    if len(labels) > 1 and not sweep:
+        raise ValueError(f"a head is trained on one folder of labels, got {len(labels)}: a --sweep compares several")
+    card = read_card(labels[0])
     mode = mode or next(iter(card.decodings))
     if mode not in card.decodings:
-        raise ValueError(f"the labels in {str(labels)!r} are for {', '.join(card.decodings)}, not for {mode!r}")
+        raise ValueError(f"the labels in {str(labels[0])!r} are for {', '.join(card.decodings)}, not for {mode!r}")
     config = AcceptanceHeadConfig(
         num_layers=num_layers, tied=tied, reads=reads, features=[name for name in feature if name != "none"],
         rejection_weight=rejection_weight, decoding=card.decodings[mode], threshold=threshold,
         min_draft_length=min(1 if reads == "before" else 2, max_draft_length), max_draft_length=max_draft_length,
         target_name_or_path=card.target, target_signature=card.target_signature, draft_signature=card.draft_signature,
     )  # fmt: skip
-    arguments = AcceptanceTrainingArguments(
-        str(output / "checkpoints"), num_train_epochs=epochs, learning_rate=learning_rate, seed=seed,
-        per_device_train_batch_size=batch_size, report_to=report_to,
-    )  # fmt: skip
+
+    def arguments(checkpoints: Path) -> AcceptanceTrainingArguments:
+        return AcceptanceTrainingArguments(
+            str(checkpoints), num_train_epochs=epochs, learning_rate=learning_rate, seed=seed,
+            per_device_train_batch_size=batch_size, report_to=report_to,
+        )  # fmt: skip
+
+    if sweep:
+        run_sweep(
+            partial(load_model, draft or card.draft, dtype), labels, output, config, arguments, traces, costs, patience
+        )
+        return
     model = load_model(draft or card.draft, dtype)
-    metrics = train_head(model, labels, output, config, arguments, mode, label, patience)
+    metrics = train_head(model, labels[0], output, config, arguments(output / "checkpoints"), mode, label, patience)
     for name, value in metrics.items():
         if isinstance(value, float | int):
             console.print(f"{name:<28}{value:.4g}")
     console.print(f"head saved in {output}")
+
+
+def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patience) -> None:
+    """The sweep of `train`, with its table and its plot."""
+    from rich.table import Table
+
+    from .calibration import Calibration
+    from .sweep import plot_sweep, sweep
+    from .trace import read_states, read_traces
+
+    if traces is None or costs is None:
+        raise ValueError("a sweep tells what heads are worth in decoding: give --traces and --costs")
+    profile = next(iter(Calibration.load(costs).profiles.values()))
+    rows = sweep(
+        new_draft, labels, output, config, arguments, read_traces(traces), read_states(traces), profile, patience,
+        on_variant=lambda name, row: console.print(f"{name}: binary KL {row['binary_kl']:.4f}", highlight=False),
+    )  # fmt: skip
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
+    plot_sweep(rows, output / "sweep.png")
+    console.print(f"heads, table and plot in {output}")
 
 
 @app.command()

@@ -35,11 +35,14 @@ def prompts(tokenizer, n=10, **columns):
     return tokenized_prompts(tokenizer, Dataset.from_dict({"prompt": [f"{i} + {i * i}?" for i in range(n)]} | columns))
 
 
-def card_of(pair, rows, **changes):
+ON_POLICY = Rows()
+
+
+def card_of(pair, rows, made=ON_POLICY, **changes):
     settings = {"states": [], "max_new_tokens": 8, "batch_size": 4, "seed": 0} | changes
     modes = settings.pop("modes", MODES)
     return LabelsCard.of(
-        *pair, Decoding(True), modes, settings.pop("rows", Rows()), prompts=len(rows),
+        *pair, Decoding(True), modes, made, prompts=len(rows),
         prompts_sha256=fingerprint(rows), **settings,
     )  # fmt: skip
 

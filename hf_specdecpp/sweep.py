@@ -1,0 +1,148 @@
+"""What each choice in training a head is worth, in loss and in decoding: one choice changed at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .acceptance import AcceptanceHeadConfig, read_head
+from .files import write_atomically
+from .label_folder import read_card
+from .pipeline import train_head
+from .replay import replay
+from .stopping import CostProfile, StoppingConfig
+from .trace import Trace, judged
+from .trainer import AcceptanceTrainingArguments
+
+THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One head of a sweep: what is changed against the base, by the names that `train` has for it."""
+
+    choice: str
+    value: str
+    config: dict[str, Any] = field(default_factory=dict)
+    labels: Path | None = None
+    label: str = "acceptance"
+
+    @property
+    def name(self) -> str:
+        return f"{self.choice} {self.value}".strip()
+
+
+def variants(base: AcceptanceHeadConfig, labels: list[Path]) -> list[Variant]:
+    """The base, and every other value of depth, tying, rejection weight, state, features, label and rows.
+
+    Args:
+        base: the base's configuration.
+        labels: folders made from other rows (procedure, mixing); the first is the base's.
+    """
+
+    def changed(choice: str, **values: dict[str, Any]) -> list[Variant]:
+        return [
+            Variant(choice, value.replace("_", " "), config)
+            for value, config in values.items()
+            if any(getattr(base, name) != v for name, v in config.items())
+        ]
+
+    features = {"none": [], "probability": ["probability"], "entropy": ["entropy"], "position": ["position"]}
+    features |= {"probability, entropy": ["probability", "entropy"], "all": ["probability", "entropy", "position"]}
+    deep = max(base.num_layers, 3)
+    return [
+        Variant("base", ""),
+        *changed("depth", **{str(d): {"num_layers": d} for d in range(5)}),
+        *changed("blocks", **{f"{deep}, tied": {"num_layers": deep, "tied": True}}),
+        *changed("rejection weight", **{str(w): {"rejection_weight": float(w)} for w in (1, 3, 6, 12)}),
+        *changed("reads", before={"reads": "before"}, after={"reads": "after"}),
+        *changed("features", **{name: {"features": value} for name, value in features.items()}),
+        Variant("label", "overlap", label="overlap"),
+        *(Variant("rows", f"{read_card(folder).rows}", labels=folder) for folder in labels[1:]),
+    ]
+
+
+def sweep(
+    new_draft: Callable[[], PreTrainedModel],
+    labels: list[Path],
+    output: Path,
+    base: AcceptanceHeadConfig,
+    new_arguments: Callable[[Path], AcceptanceTrainingArguments],
+    traces: list[Trace],
+    states: list[Tensor],
+    costs: CostProfile,
+    patience: int | None = None,
+    on_variant: Callable[[str, dict], None] = lambda name, row: None,
+) -> list[dict[str, Any]]:
+    """Trains every variant into `output` (those that are there are kept) and replays it.
+
+    Args:
+        new_draft: loads the draft afresh; a head changes the model that it is put on.
+        new_arguments: those of a training whose checkpoints go into a folder.
+        traces, states: of prompts that are in no labels, see `record_trace`.
+        costs: of the machine whose decoding is of interest.
+
+    Returns:
+        A row a variant: `variant`, metrics on held-out labels, and `speedup` (tokens a second of plain decoding) under
+        the cost-aware rule, which nothing is chosen for, and under SpecDec++'s at its best threshold. Also written to
+        `sweep.json`.
+    """
+    rows = []
+    for variant in variants(base, labels):
+        folder = output / variant.name.replace(" ", "-")
+        if not (folder / "metrics.json").exists():
+            train_head(
+                new_draft(), variant.labels or labels[0], folder, replace(base, **variant.config),
+                new_arguments(folder / "checkpoints"), label=variant.label, patience=patience,
+            )  # fmt: skip
+        metrics = json.loads((folder / "metrics.json").read_text())
+        found = [judged(trace, s, *read_head(folder)) for trace, s in zip(traces, states, strict=True)]
+        row = {"variant": variant.name} | {k: metrics[k] for k in METRICS} | worth(found, costs, metrics["acceptance"])
+        rows.append(row)
+        write_atomically(output / "sweep.json", json.dumps(rows, indent=1))
+        on_variant(variant.name, row)
+    return rows
+
+
+METRICS = ("binary_kl", "roc_auc", "expected_calibration_error", "survival_calibration_error")
+
+
+def worth(traces: list[Trace], costs: CostProfile, mean_acceptance: float) -> dict[str, float]:
+    """Tokens a second, relative to plain decoding, that a head in `traces` gives the rules that ask it."""
+    longest = max(len(draft.tokens) for trace in traces for draft in trace.drafts)
+    settings = {"mean_acceptance": mean_acceptance, "max_length": longest}
+    aware = StoppingConfig(None, 1, longest, "cost-aware", settings)
+    found = {h: replay(traces, StoppingConfig(h, 1, longest, "specdec++").new_rule, costs).speedup for h in THRESHOLDS}
+    best = max(found, key=found.get)
+    return {
+        "cost_aware_speedup": replay(traces, lambda: aware.new_rule(costs=costs), costs).speedup,
+        "threshold_speedup": found[best],
+        "threshold": best,
+    }
+
+
+def plot_sweep(rows: list[dict[str, Any]], path: Path) -> None:
+    """Loss and speed of every variant, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 1.5 + 0.3 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = [row["variant"] for row in rows]
+    places = torch.arange(len(rows)).flip(0).tolist()
+    left.plot([row["binary_kl"] for row in rows], places, "o")
+    left.set(xlabel="binary KL on held-out labels, nats (less is better)", yticks=places, yticklabels=names)
+    right.plot([row["cost_aware_speedup"] for row in rows], places, "o", label="cost-aware, nothing chosen")
+    right.plot([row["threshold_speedup"] for row in rows], places, "s", label="SpecDec++, best threshold")
+    right.set(xlabel="tokens a second relative to plain decoding (more is better)")
+    right.legend(loc="lower left", fontsize="small")
+    for axes, key in ((left, "binary_kl"), (right, "cost_aware_speedup")):
+        axes.axvline(rows[0][key], color="grey", linewidth=0.5)
+        axes.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=150)
