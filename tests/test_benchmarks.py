@@ -1,0 +1,106 @@
+"""The benchmarks measure what they say, on a tiny pair. Nothing is said of the time they find."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+from conftest import similar_draft
+from test_pipeline import card_of, prompts
+
+from hf_specdecpp.acceptance import model_signature
+from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.labels import acceptance
+from hf_specdecpp.pipeline import label_prompts
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def material(target, tokenizer, tmp_path_factory):
+    """A pair on disk, prompts, some of which have a response already, and labels with hidden states."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    draft = similar_draft(target)
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(folder / name)
+    tokenizer.save_pretrained(folder / "target")
+    rows = [{"prompt": f"Why {i}?", "response_ids": [9] if i % 3 else None} for i in range(12)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = prompts(tokenizer, 20)
+    label_prompts(target, draft, rows, folder / "labels", card_of((target, draft), rows, states=["before", "after"]))
+    return folder
+
+
+@pytest.fixture
+def run(material, tmp_path, monkeypatch):
+    """Runs a script on the pair; returns what it wrote, with its conditions."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def run(script, *arguments, roles=("target", "draft")):
+        models = [word for role in roles for word in (f"--{role}", material / role)]
+        output = tmp_path / "result.json"
+        command = [script, *models, *arguments, "--dtype", "float32", "--output", output]
+        monkeypatch.setattr(sys, "argv", [*map(str, command)])
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+        result = json.loads(output.read_text())
+        assert {role: model["name"] for role, model in result["models"].items()} == {role: role for role in roles}
+        assert result["dtype"] == "float32" and result["threads"] >= 1 and "torch" in result["versions"]
+        assert len(result["git_revision"].removesuffix("-dirty")) == 40
+        assert f"{script} --{roles[0]} {roles[0]} " in result["command"] and "/" not in result["command"]
+        return result
+
+    return run
+
+
+def test_both_procedures_label_the_same_tokens_of_the_same_responses(run, material):
+    options = "--prompts", material / "prompts.jsonl", "--chunks", 2, "--chunk-size", 5, "--max-new-tokens", 8
+    result = run("label_speed.py", *options)
+    assert [c["prompts"] for c in result["chunks"]] == [5, 5]
+    for chunk in result["chunks"]:
+        assert chunk["equal_responses"] == 5
+        assert chunk["authors"]["labels"] == chunk["ours"]["labels"] == chunk["equal_drafted_tokens"] > 5
+        assert chunk["ratio"] == chunk["ours"]["labels_per_second"] / chunk["authors"]["labels_per_second"]
+    assert result["ratio"] == median(c["ratio"] for c in result["chunks"])
+    passes = ["generation", "drawing", "draft's probabilities", "target's probabilities", "acceptance"]
+    assert [list(result["seconds"][name]) for name in ("authors", "ours")] == [passes, ["generation", "scoring"]]
+    assert "equal_responses" not in run("label_speed.py", *options, "--sample")["chunks"][0]
+
+
+@pytest.mark.parametrize("sample", (False, True))
+def test_the_authors_labels_are_unwarped_acceptances_of_the_drafts_own_tokens(run, target, tokenizer, sample):
+    draft = similar_draft(target)
+    script = runpy.run_path(str(BENCHMARKS / "label_speed.py"))
+    rows, _ = script["authors_labels"](target, draft, prompts(tokenizer, 3), Decoding(sample), 8)
+    for row in rows:
+        ids, answer = torch.tensor([row["prefix"] + row["tokens"]]), slice(len(row["prefix"]) - 1, -1)
+        with torch.no_grad():
+            p, q = (model(ids).logits[0, answer] for model in (target, draft))
+        drawn = torch.tensor(row["draft"])
+        assert sample or drawn.equal(q.argmax(-1))
+        expected = acceptance(p, q, drawn, Decoding(True, top_k=0))
+        torch.testing.assert_close(torch.tensor(row["p_acc"]), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_memory_is_that_of_a_labelling_process_for_each_count(run, material):
+    options = "--counts", 6, 20, "--response-tokens", 3, "--batch-size", 8, "--states", "before"
+    result = run("label_memory.py", "--prompts", material / "prompts.jsonl", *options)
+    small, large = result["runs"]
+    assert (small["prompts"], large["prompts"]) == (6, 20) and large["labels_mb"] > small["labels_mb"]
+    assert (large["batch_size"], large["states"]) == (8, ["before"])
+    assert small["peak_mb"] > 50 and result["growth"] == large["peak_mb"] / small["peak_mb"]
+
+
+@pytest.mark.parametrize("reads", ("before", "after"))
+def test_epochs_with_and_without_stored_states_are_of_the_same_training(run, material, target, reads):
+    options = "--labels", material / "labels", "--reads", reads, "--batch-size", 4, "--epochs", 2, "--limit", 18
+    result = run("training_speed.py", *options, roles=["draft"])
+    assert result["models"]["draft"]["signature"] == model_signature(target.config) and result["rows"] == 18
+    assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
+    losses = result["losses"]
+    assert len(losses["stored"]) == 3 and losses["stored"] == pytest.approx(losses["draft"], rel=1e-3)
+    assert losses["stored"][-1] < losses["stored"][0]
+    pairs = zip(result["seconds"]["draft"], result["seconds"]["stored"], strict=True)
+    assert result["ratio"] == median(slow / fast for slow, fast in pairs)
