@@ -50,36 +50,17 @@ class Decoding:
         """The logits that tokens are drawn from, (n, vocab_size) -> (n, vocab_size)."""
         return self.processors()(None, logits)
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The distributions that tokens are drawn from, (n, vocab_size) each; greedy ones are certain of a token."""
+        if self.do_sample:
+            return self.processed(logits).softmax(-1)
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """One token for each row of `logits`, (n, vocab_size) -> (n,)."""
         if not self.do_sample:
             return logits.argmax(-1)
-        return draw_tokens(self.processed(logits).softmax(-1), generator).squeeze(-1)
-
-    def draw_beside(
-        self, draft_logits: Tensor, target_logits: Tensor, target_ids: Tensor, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Tokens of the draft beside those of the target, with the joint law that speculative decoding gives them.
-
-        Where the target's token is `x`, the draft's is `x` too with probability `min(1, q(x) / p(x))`, and else one of
-        the residual `(q - p)+`: the coupling of speculative sampling (arXiv 2211.17192, appendix A.1), read the other
-        way round. The draft's token alone has the draft's distribution, and it is accepted exactly if it equals `x`.
-        So rounds along an output of the target have the law of real ones.
-
-        Args:
-            draft_logits, target_logits (`torch.FloatTensor` of shape `(n, vocab_size)`): unprocessed.
-            target_ids (`torch.LongTensor` of shape `(n,)`): drawn from the target.
-
-        Returns:
-            `torch.LongTensor` of shape `(n,)`.
-        """
-        if not self.do_sample:
-            return draft_logits.argmax(-1)
-        p, q = (self.processed(logits).softmax(-1) for logits in (target_logits, draft_logits))
-        x = target_ids[:, None]
-        level = torch.rand(x.shape, device=q.device, generator=generator)
-        same = level * p.gather(-1, x) < q.gather(-1, x)
-        return torch.where(same, x, draw_tokens((q - p).clamp(min=0), generator)).squeeze(-1)
+        return draw_tokens(self.probabilities(logits), generator).squeeze(-1)
 
     def generate_kwargs(self) -> dict[str, Any]:
         """The same mode as keywords of `generate`."""
@@ -95,3 +76,28 @@ def draw_tokens(probabilities: Tensor, generator: torch.Generator | None = None)
     cumulative = probabilities.cumsum(-1, dtype=torch.double)
     level = torch.rand(len(probabilities), 1, dtype=torch.double, device=probabilities.device, generator=generator)
     return torch.searchsorted(cumulative, level * cumulative[:, -1:], right=True)
+
+
+def draw_beside(q: Tensor, p: Tensor, target_ids: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Tokens of the draft beside those of the target, with the joint law that speculative decoding gives them.
+
+    Where the target's token is `x`, the draft's is `x` too with probability `min(1, q(x) / p(x))`, and else one of the
+    residual `(q - p)+`: the coupling of speculative sampling (arXiv 2211.17192, appendix A.1), read the other way
+    round. The draft's token alone has the draft's distribution, and it is accepted exactly if it equals `x`. So rounds
+    along an output of the target have the law of real ones.
+
+    Args:
+        q, p (`torch.FloatTensor` of shape `(n, vocab_size)`): probabilities of draft and target.
+        target_ids (`torch.LongTensor` of shape `(n,)`): drawn from `p`. For one that `p` rules out, as happens where a
+            response was decoded otherwise, the draft's token is drawn alone.
+
+    Returns:
+        `torch.LongTensor` of shape `(n,)`.
+    """
+    x = target_ids[:, None]
+    level = torch.rand(x.shape, device=q.device, generator=generator)
+    possible = p.gather(-1, x)
+    drawn, other = x.clone(), (level * possible >= q.gather(-1, x)).squeeze(-1)
+    residual = torch.where(possible[other] > 0, (q[other] - p[other]).clamp(min=0), q[other])
+    drawn[other] = draw_tokens(residual, generator)
+    return drawn.squeeze(-1)

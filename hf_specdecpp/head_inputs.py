@@ -40,6 +40,13 @@ class HeadInputs:
     label: str = "acceptance"
     stored: bool = False
 
+    @property
+    def columns(self) -> list[str]:
+        """Those of the rows that are read."""
+        kinds = ["drawn", "probability", self.label] + ["mixed"] * (self.rows.procedure == "specdec++")
+        states = [self.reads] if self.stored else []
+        return ["prompt_ids", "response_ids", "entropy", *(f"{self.mode}_{kind}" for kind in kinds + states)]
+
     def __call__(self, rows: Sequence[dict]) -> dict[str, Tensor]:
         """A batch for `AcceptanceHeadModel.forward(acceptance_only=True)`, and `acceptance`, (batch, tokens)."""
         batch = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .decoding import Decoding
+from .decoding import Decoding, draw_beside, draw_tokens
 
 
 @dataclass(frozen=True)
@@ -36,40 +36,32 @@ class Rows:
             raise ValueError(f"mixing is the share of the target's tokens, in [0, 1], got {self.mixing}")
 
 
-def acceptance(target_logits: Tensor, draft_logits: Tensor, drawn: Tensor, decoding: Decoding) -> Tensor:
-    """The probability that the target accepts each drawn token (arXiv 2405.19715, section 3.2: `min(1, p / q)`).
-
-    Under greedy decoding it is the indicator that the target's most likely token is the drawn one. When sampling, `p`
-    and `q` are the warped distributions that the run will draw from (the authors' code leaves them unwarped).
+def acceptance(p: Tensor, q: Tensor, drawn: Tensor) -> Tensor:
+    """The probability that the target accepts each drawn token: `min(1, p / q)` (arXiv 2405.19715, section 3.2).
 
     Args:
-        target_logits, draft_logits (`torch.FloatTensor` of shape `(n, vocab_size)`): unprocessed.
-        drawn (`torch.LongTensor` of shape `(n,)`): tokens drawn from the draft.
+        p, q (`torch.FloatTensor` of shape `(n, vocab_size)`): the distributions that target and draft draw from, see
+            `Decoding.probabilities` (the authors' code leaves them unwarped). Under greedy decoding both are certain,
+            and so is the acceptance.
+        drawn (`torch.LongTensor` of shape `(n,)`): tokens drawn from `q`.
 
     Returns:
         `torch.FloatTensor` of shape `(n,)`, in [0, 1].
     """
-    if not decoding.do_sample:
-        return (target_logits.argmax(-1) == drawn).float()
     index = drawn[:, None]
-    log_p = decoding.processed(target_logits).log_softmax(-1).gather(-1, index)
-    log_q = decoding.processed(draft_logits).log_softmax(-1).gather(-1, index)
-    return (log_p - log_q).clamp(max=0).exp().squeeze(-1)
+    return (p.gather(-1, index) / q.gather(-1, index)).clamp(max=1).squeeze(-1)
 
 
-def overlap(target_logits: Tensor, draft_logits: Tensor, decoding: Decoding) -> Tensor:
+def overlap(p: Tensor, q: Tensor) -> Tensor:
     """`sum min(p, q)`, the expectation of `acceptance` over the draft's draw: 1 minus the total variation distance.
 
     Args:
-        target_logits, draft_logits (`torch.FloatTensor` of shape `(n, vocab_size)`): unprocessed.
+        p, q (`torch.FloatTensor` of shape `(n, vocab_size)`): see `acceptance`.
 
     Returns:
         `torch.FloatTensor` of shape `(n,)`, in [0, 1].
     """
-    if not decoding.do_sample:
-        return (target_logits.argmax(-1) == draft_logits.argmax(-1)).float()
-    p, q = (decoding.processed(logits).softmax(-1) for logits in (target_logits, draft_logits))
-    return torch.minimum(p, q).sum(-1)
+    return torch.minimum(p, q).sum(-1).clamp(max=1)
 
 
 @torch.inference_mode()
@@ -90,7 +82,7 @@ def label_responses(
         `m_acceptance`, their `m_probability` under the draft (after warpers), and the `m_overlap` of the two
         distributions; by the procedure of the paper also `m_mixed`, true where the input keeps the target's token.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(draft.device).manual_seed(seed)
     # Padding on the right: earlier positions of a causal model never see it.
     sequences = [torch.tensor(p + r) for p, r in zip(prompts, responses, strict=True)]
     input_ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
@@ -100,20 +92,20 @@ def label_responses(
     labelled = []
     for b, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         answer = slice(len(prompt) - first, len(prompt) - first + len(response))
-        p, q = (each[b, answer, :vocab_size].float().cpu() for each in logits)
-        target_ids = torch.tensor(response)
-        row = {"prompt_ids": prompt, "response_ids": response, "entropy": torch.special.entr(q.softmax(-1)).sum(-1)}
+        target_logits, draft_logits = (each[b, answer, :vocab_size].float() for each in logits)
+        raw, target_ids = draft_logits.softmax(-1), torch.tensor(response, device=draft_logits.device)
+        row = {"prompt_ids": prompt, "response_ids": response, "entropy": torch.special.entr(raw).sum(-1)}
         for name, decoding in decodings.items():
+            p, q = decoding.probabilities(target_logits.to(raw.device)), decoding.probabilities(draft_logits)
             if rows.procedure == "specdec++":
-                drawn = decoding.draw(q, generator)
-                row[f"{name}_mixed"] = torch.rand(drawn.shape, generator=generator) < rows.mixing
+                drawn = draw_tokens(q, generator).squeeze(-1)
+                row[f"{name}_mixed"] = torch.rand(drawn.shape, generator=generator, device=q.device) < rows.mixing
             else:
-                drawn = decoding.draw_beside(q, p, target_ids, generator)
-            probabilities = decoding.processed(q).softmax(-1)
+                drawn = draw_beside(q, p, target_ids, generator)
             row[f"{name}_drawn"] = drawn
-            row[f"{name}_acceptance"] = acceptance(p, q, drawn, decoding)
-            row[f"{name}_probability"] = probabilities.gather(-1, drawn[:, None]).squeeze(-1)
-            row[f"{name}_overlap"] = overlap(p, q, decoding)
+            row[f"{name}_acceptance"] = acceptance(p, q, drawn)
+            row[f"{name}_probability"] = (q if decoding.do_sample else raw).gather(-1, drawn[:, None]).squeeze(-1)
+            row[f"{name}_overlap"] = overlap(p, q)
         labelled.append({k: v.tolist() if isinstance(v, Tensor) else v for k, v in row.items()})
     return labelled
 

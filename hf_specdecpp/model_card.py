@@ -109,8 +109,8 @@ def _training(folder: Path, config: AcceptanceHeadConfig, data: Sequence[str]) -
     blocks = f"one SiLU block applied {config.num_layers} times" if config.tied else f"{config.num_layers} SiLU blocks"
     source = f" on labels from {', '.join(f'`{name}`' for name in data)}" if data else ""
     paragraphs = [
-        f"A head of {blocks}, width {config.hidden_size}, float32, on the draft's hidden state {config.reads} the token"
-        f"{''.join(f', {name}' for name in config.features)}; trained{source} with rejections weighted "
+        f"A head of {blocks}, width {config.hidden_size}, float32, on the draft's hidden state {config.reads} the "
+        f"token{''.join(f', {name}' for name in config.features)}; trained{source} with rejections weighted "
         f"{config.rejection_weight:g} times."
     ]
     path = folder / METRICS

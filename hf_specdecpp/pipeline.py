@@ -144,11 +144,11 @@ def train_head(
     rows = read_labels(labels).with_format("numpy")
     if len(rows) < 10:
         raise ValueError(f"{str(labels)!r} holds {len(rows)} responses: label at least 10, and better hundreds")
-    split = rows.train_test_split(2 * held_out, seed=0)
-    held = split["test"].train_test_split(0.5, seed=0)
     inputs = HeadInputs(
         mode, card.rows, config.reads, config.features, label, stored=f"{mode}_{config.reads}" in rows.column_names
     )
+    split = rows.select_columns(inputs.columns).train_test_split(2 * held_out, seed=0)
+    held = split["test"].train_test_split(0.5, seed=0)
     torch.manual_seed(arguments.seed)
     model = get_peft_model(draft, config)
     callbacks = [EarlyStoppingCallback(patience)] if patience is not None else []

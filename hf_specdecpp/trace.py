@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, set_seed
 from .acceptance import AcceptanceHead, AcceptanceHeadConfig, token_features
 from .acceptance.layer import Listener
 from .candidate_generator import SpecDecPP
-from .decoding import Decoding
+from .decoding import Decoding, draw_beside
 from .stopping import DraftedToken, StoppingConfig, StoppingRule
 
 
@@ -91,7 +91,7 @@ class _Everything(StoppingRule):
 
 
 class _Recorder(SpecDecPP):
-    """Drafts along the target's output; when sampling, beside its tokens (`Decoding.draw_beside`).
+    """Drafts along the target's output; when sampling, beside its tokens (`draw_beside`).
 
     Beyond the first rejection tokens are drawn from the draft alone.
     """
@@ -113,8 +113,8 @@ class _Recorder(SpecDecPP):
         if not self.do_sample or not followed or at >= len(self.target_ids):
             return super()._draw(sequence, logits)
         here = slice(at, at + 1)
-        drawn = self.decoding.draw_beside(logits, self.target_logits[here].to(logits), self.target_ids[here])
-        return drawn[:, None], self.processors(sequence, logits)
+        q, p = (self.decoding.probabilities(each) for each in (logits, self.target_logits[here].to(logits)))
+        return draw_beside(q, p, self.target_ids[here])[:, None], self.processors(sequence, logits)
 
 
 @torch.no_grad()

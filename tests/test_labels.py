@@ -2,7 +2,7 @@ import pytest
 import torch
 from conftest import prompt, similar_draft
 
-from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.decoding import Decoding, draw_beside, draw_tokens
 from hf_specdecpp.labels import Rows, acceptance, label_responses, overlap
 
 PROMPTS = [prompt(5)[0].tolist(), prompt(9, 1)[0].tolist(), prompt(4, 2)[0].tolist()]
@@ -30,16 +30,18 @@ def test_acceptance_is_min_1_p_over_q_of_the_warped_distributions():
     p, q = (torch.randn(50, 10, generator=generator) * 2 for _ in range(2))
     mode = Decoding(True, top_k=4)
     drawn = mode.draw(q, generator)
-    found, expected = acceptance(p, q, drawn, mode), overlap(p, q, mode)
+    warped_p, warped_q = mode.probabilities(p), mode.probabilities(q)
+    found, expected = acceptance(warped_p, warped_q, drawn), overlap(warped_p, warped_q)
     for i, y in enumerate(drawn.tolist()):
         kept_p, kept_q = warped(p[i], 4), warped(q[i], 4)
         assert found[i].item() == pytest.approx(min(1, kept_p.get(y, 0.0) / kept_q[y]), abs=1e-5)
         by_hand = sum(min(kept_p.get(v, 0.0), kept_q[v]) for v in kept_q)
         assert expected[i].item() == pytest.approx(by_hand, abs=1e-5)
         assert by_hand == pytest.approx(sum(kept_q[v] * min(1, kept_p.get(v, 0.0) / kept_q[v]) for v in kept_q))
-    greedy = acceptance(p, q, q.argmax(-1), Decoding())
+    certain = [Decoding().probabilities(logits) for logits in (p, q)]
+    greedy = acceptance(*certain, q.argmax(-1))
     assert greedy.tolist() == (p.argmax(-1) == q.argmax(-1)).float().tolist() and 0 < greedy.mean() < 1
-    assert greedy.tolist() == overlap(p, q, Decoding()).tolist()
+    assert greedy.tolist() == overlap(*certain).tolist()
 
 
 @pytest.mark.parametrize("procedure", ("on-policy", "specdec++"))
@@ -53,9 +55,10 @@ def test_labels_of_every_mode_are_those_of_one_sequence_at_a_time(pair, procedur
         torch.testing.assert_close(torch.tensor(row["entropy"]), -(q * q.log()).sum(-1), atol=1e-3, rtol=1e-3)
         for name, mode in MODES.items():
             drawn = torch.tensor(row[f"{name}_drawn"])
+            both = [mode.probabilities(logits) for logits in (target_logits, draft_logits)]
             expected = {
-                "acceptance": acceptance(target_logits, draft_logits, drawn, mode),
-                "overlap": overlap(target_logits, draft_logits, mode),
+                "acceptance": acceptance(*both, drawn),
+                "overlap": overlap(*both),
                 "probability": mode.processed(draft_logits).softmax(-1).gather(-1, drawn[:, None])[:, 0],
             }
             for kind, values in expected.items():
@@ -65,14 +68,14 @@ def test_labels_of_every_mode_are_those_of_one_sequence_at_a_time(pair, procedur
 
 def test_tokens_beside_the_targets_have_the_law_of_speculative_sampling():
     """The draft's token alone is distributed as q, and equals the target's with probability sum min(p, q)."""
-    n, mode, generator = 40_000, Decoding(True, top_k=0), torch.Generator().manual_seed(0)
-    p, q = torch.randn(2, 6, generator=generator)
-    x = mode.draw(p.expand(n, -1), generator)
-    y = mode.draw_beside(q.expand(n, -1), p.expand(n, -1), x, generator)
+    n, generator = 40_000, torch.Generator().manual_seed(0)
+    p, q = torch.randn(2, 6, generator=generator).softmax(-1)
+    x = draw_tokens(p.expand(n, -1), generator).squeeze(-1)
+    y = draw_beside(q.expand(n, -1), p.expand(n, -1), x, generator)
     found = torch.bincount(y, minlength=6) / n
-    assert (found - q.softmax(-1)).abs().max() < 5 * 0.5 / n**0.5
-    assert (x == y).double().mean() == pytest.approx(overlap(p[None], q[None], mode).item(), abs=5 * 0.5 / n**0.5)
-    assert overlap(p[None], q[None], mode).item() < 0.9
+    assert (found - q).abs().max() < 5 * 0.5 / n**0.5
+    assert (x == y).double().mean() == pytest.approx(overlap(p, q).item(), abs=5 * 0.5 / n**0.5)
+    assert overlap(p, q).item() < 0.9
 
 
 def test_mixing_is_the_share_of_the_targets_tokens(pair):
