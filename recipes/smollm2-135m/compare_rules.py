@@ -26,6 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
+from hf_specdecpp.calibration import Calibration
 from hf_specdecpp.cost_measurement import measure_costs
 from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
 from hf_specdecpp.decoding import Decoding
@@ -104,6 +105,33 @@ def spread(traces: list[Trace], config: StoppingConfig, costs: CostProfile, draw
     return [values[int(0.025 * draws)], values[int(0.975 * draws)]]
 
 
+def other_hardware(traces: dict[str, list[Trace]], expected: float, longest: int) -> list[dict]:
+    """The rules with the costs of other machines: a step of the target is 1 second, verification flat or in steps.
+
+    The best tuned rule has its setting chosen on the first set for each machine; the cost-aware rules are told the
+    costs and nothing else.
+    """
+    first, *others = traces.values()
+    rows = []
+    for draft in (0.02, 0.05, 0.15, 0.3, 0.5, 0.85):
+        for shape, verify in (("flat", (1.0, 1.005)), ("stepped", (1.0, *[1.4] * 4, *[1.8] * 4, 2.2))):
+            costs = CostProfile(draft, verify)
+            speeds = {}
+            for rule, configs in candidates(asdict(costs), expected, longest).items():
+                best = max(configs, key=lambda c: replay(first, c.new_rule, costs).speedup)
+                speeds[rule] = [replay(t, best.new_rule, costs).speedup for t in others or [first]]
+            tuned = {rule: s for rule, s in speeds.items() if not rule.startswith("cost-aware")}
+            for number, name in enumerate(list(traces)[1:] or list(traces)):
+                rule = max(tuned, key=lambda r: tuned[r][number])
+                rows.append({
+                    "set": name, "draft_to_target": draft, "verification": shape, "best_tuned": rule,
+                    "best_tuned_speedup": tuned[rule][number],
+                    "cost_aware_speedup": speeds["cost-aware with the head"][number],
+                    "cost_aware_no_head_speedup": speeds["cost-aware, no head"][number],
+                })  # fmt: skip
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
@@ -113,8 +141,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=24, help="prompts of each set")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--max-draft-length", type=int, default=10)
+    parser.add_argument("--costs", type=Path, help="JSON of `specdecpp calibrate --output`; else measured here")
     parser.add_argument("--traces", type=Path, required=True, help="folder")
     parser.add_argument("--recommend", action="store_true")
+    parser.add_argument("--hardware", action="store_true", help="replay with the costs of other machines too")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
@@ -125,7 +155,7 @@ def main() -> None:
     draft.load_adapter(str(args.head))
     head = AcceptanceHeadConfig.from_pretrained(args.head)
     decoding, longest = Decoding(**head.decoding), args.max_draft_length
-    profile = measure_costs(target, draft, longest)
+    profile = Calibration.load(args.costs).at(128) if args.costs else measure_costs(target, draft, longest)
     traces = {}
     for name, source in args.set:
         path = args.traces / f"{args.head.name}-{name}.jsonl"
@@ -161,6 +191,7 @@ def main() -> None:
         "dtype": "bfloat16",
         "threads": torch.get_num_threads(),
         "tables": tables,
+        "other_hardware": other_hardware(traces, expected, longest) if args.hardware else None,
     }  # fmt: skip
     args.output.write_text(json.dumps(result, indent=1) + "\n")
     for name, rows in tables.items():
