@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from datasets import Dataset, Features, Sequence, Value, concatenate_datasets, load_dataset
@@ -14,6 +15,8 @@ FILE_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv"
 
 def load_rows(source: str) -> Dataset:
     """The rows of a local JSON, JSONL, Parquet or CSV file, or of `hub/id`, `hub/id:split` or `hub/id:config:split`.
+
+    A split may be a slice, such as `train[:1000]`.
 
     Raises:
         ValueError: for a file of another format, or a path that does not exist.
@@ -27,7 +30,7 @@ def load_rows(source: str) -> Dataset:
         return load_dataset(FILE_FORMATS[path.suffix], data_files=source, split="train")
     if path.exists():
         raise ValueError(f"{source!r} is none of {', '.join(FILE_FORMATS)}: give such a file or a dataset on the Hub")
-    name, *config, split = source.split(":") if ":" in source else (source, "train")
+    name, *config, split = re.split(r":(?![^\[]*\])", source) if ":" in source else (source, "train")
     return load_dataset(name, *config, split=split)
 
 
@@ -42,6 +45,26 @@ def prompt_text(row: dict) -> str:
             context = row.get("input") or row.get("context") if field == "instruction" else None
             return f"{row[field]}\n\n{context}" if context else row[field]
     raise ValueError(f"no prompt in a row with the fields {sorted(row)}: name it prompt, question or instruction")
+
+
+def prompt_digest(text: str) -> str:
+    """Sixteen hexadecimal digits by which a list can name a prompt without holding its text."""
+    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
+
+
+def listed(rows: Dataset, path: Path) -> Dataset:
+    """Those of `rows` whose prompt is in the list `path`, one `prompt_digest` a line.
+
+    Raises:
+        ValueError: if none is.
+    """
+    digests = set(path.read_text().split())
+    kept = rows.filter(lambda row: prompt_digest(prompt_text(row)) in digests)
+    if not len(kept):
+        raise ValueError(
+            f"none of {len(rows)} prompts is in {str(path)!r}: give the prompts that the list was made of"
+        )
+    return kept
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -22,16 +22,19 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_sp
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def load_model(name: str, dtype: str) -> PreTrainedModel:
+def load_model(name: str, dtype: str, device_map: str | None = None) -> PreTrainedModel:
     """A causal language model for inference, on the GPU if there is one.
+
+    Args:
+        device_map (`str`, *optional*): spread it over all GPUs, as `from_pretrained` does.
 
     Raises:
         ValueError: if there is no such model, or for another dtype than bfloat16, float16 and float32.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype])
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype], device_map=device_map)
+    return (model if device_map else model.to("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
 
 def load_config(name: str) -> PreTrainedConfig:

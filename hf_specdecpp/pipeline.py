@@ -147,23 +147,22 @@ def train_head(
     inputs = HeadInputs(
         mode, card.rows, config.reads, config.features, label, stored=f"{mode}_{config.reads}" in rows.column_names
     )
-    split = rows.select_columns(inputs.columns).train_test_split(2 * held_out, seed=0)
-    held = split["test"].train_test_split(0.5, seed=0)
+    train_rows, dev, test = shares(rows.select_columns(inputs.columns), held_out)
     torch.manual_seed(arguments.seed)
     model = get_peft_model(draft, config)
     callbacks = [EarlyStoppingCallback(patience)] if patience is not None else []
     trainer = AcceptanceTrainer(
-        model, inputs, args=arguments, train_dataset=split["train"], eval_dataset=held["train"], callbacks=callbacks
+        model, inputs, args=arguments, train_dataset=train_rows, eval_dataset=dev, callbacks=callbacks
     )
     checkpoints = Path(arguments.output_dir)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.exists() else None)
 
     head = acceptance_layer(model).head_configs["default"]
-    raw_logits, acceptance = predicted(trainer, held["train"])
+    raw_logits, acceptance = predicted(trainer, dev)
     head.calibration_scale, head.calibration_offset = fit_calibration(head, raw_logits, acceptance)
-    raw_logits, _ = predicted(trainer, held["test"])
+    raw_logits, _ = predicted(trainer, test)
     uncalibrated = AcceptanceHeadConfig(rejection_weight=head.rejection_weight)
-    judged = judged_tokens(held["test"], inputs)
+    judged = judged_tokens(test, inputs)
     metrics = quality(torch.sigmoid(head.acceptance_logits(raw_logits.double())), judged)
     before = quality(torch.sigmoid(uncalibrated.acceptance_logits(raw_logits.double())), judged)
     metrics = {"raw_binary_kl": before["binary_kl"]} | metrics
@@ -173,6 +172,13 @@ def train_head(
         plot_reliability(metrics["bins"], output / "reliability.png", by_length=metrics.get("by_length"))
     trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+def shares(rows: Dataset, held_out: float = 0.1) -> tuple[Dataset, Dataset, Dataset]:
+    """Rows to train on; a share `held_out` to choose the epoch and to calibrate by; as many to judge by."""
+    split = rows.train_test_split(2 * held_out, seed=0)
+    held = split["test"].train_test_split(0.5, seed=0)
+    return split["train"], held["train"], held["test"]
 
 
 def mode_of(card: LabelsCard, decoding: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
 import json
 
 import pytest
+from datasets import Dataset
 
-from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
+from hf_specdecpp import data
+from hf_specdecpp.data import listed, load_rows, prompt_digest, prompt_ids, prompt_text
 
 
 def test_rows_of_the_usual_sets_have_prompts():
@@ -24,6 +26,32 @@ def test_files_load_and_bad_sources_are_refused(tmp_path):
     (tmp_path / "prompts.txt").write_text("p")
     with pytest.raises(ValueError, match="give such a file"):
         load_rows(str(tmp_path / "prompts.txt"))
+
+
+@pytest.mark.parametrize(
+    "source, name, config, split",
+    [
+        ("a/b", "a/b", [], "train"),
+        ("a/b:test", "a/b", [], "test"),
+        ("a/b:main:test", "a/b", ["main"], "test"),
+        ("a/b:train[:40%]", "a/b", [], "train[:40%]"),
+        ("a/b:main:train[5:9]", "a/b", ["main"], "train[5:9]"),
+    ],
+)
+def test_a_source_on_the_hub_names_a_configuration_and_a_split_or_a_slice(monkeypatch, source, name, config, split):
+    asked = []
+    monkeypatch.setattr(data, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)))
+    load_rows(source)
+    assert asked == [((name, *config), {"split": split})]
+
+
+def test_a_list_takes_prompts_whatever_their_white_space(tmp_path):
+    rows = Dataset.from_list([{"instruction": "Sum  up.", "context": f"Text {i}.\n"} for i in range(4)])
+    path = tmp_path / "list.txt"
+    path.write_text("".join(prompt_digest(f"Sum up. Text {i}.") + "\n" for i in (1, 3, 9)))
+    assert listed(rows, path)["context"] == ["Text 1.\n", "Text 3.\n"]
+    with pytest.raises(ValueError, match="none of 1 prompts is in"):
+        listed(rows.select([0]), path)
 
 
 def test_prompts_wear_the_chat_template(tokenizer):

@@ -1,25 +1,168 @@
-"""Every script of the recipe, from responses to a tuned head, on a tiny pair."""
+"""Every recipe from prompts to judged heads, and every script of the shipped draft, on tiny pairs."""
 
+import importlib.util
 import json
 import math
+import re
 import runpy
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from completions_stand_in import CompletionsStandIn, completed
+from conftest import VOCAB, similar_draft, tiny_model, with_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_specdecpp import AcceptanceHeadConfig, CompactLlamaForCausalLM
+from hf_specdecpp import AcceptanceHeadConfig, CompactLlamaConfig, CompactLlamaForCausalLM
 from hf_specdecpp.acceptance import model_signature
+from hf_specdecpp.data import prompt_digest
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.demo_pair import DRAFT, HEADS
-from hf_specdecpp.labels import LabelsCard
-from hf_specdecpp.pipeline import label_prompts, train_head
+from hf_specdecpp.label_folder import read_card
+from hf_specdecpp.recipe import Recipe
 from hf_specdecpp.responses import generate_responses
-from hf_specdecpp.trainer import AcceptanceTrainingArguments
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2-135m"
+RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPE = RECIPES / "smollm2-135m"
+# The architectures of target and draft.
+PAIRS = {
+    "llama-2-70b": ("llama", "llama"),
+    "llama-3.1-8b": ("llama", "llama"),
+    "qwen3-32b": ("qwen3", "qwen3"),
+    "smollm2-1.7b": ("llama", "llama"),
+    "smollm2-135m": ("llama", "compact_llama"),
+}
+
+
+def compact_draft(target):
+    """The target's layers behind most of its vocabulary."""
+    settings = {k: v for k, v in target.config.to_dict().items() if k not in ("model_type", "architectures")}
+    draft = CompactLlamaForCausalLM(CompactLlamaConfig(**settings | {"compact_vocab_size": VOCAB - 64}))
+    draft.set_vocabulary(torch.arange(VOCAB - 64), target.get_input_embeddings().weight)
+    draft.model.layers.load_state_dict(target.model.layers.state_dict())
+    return draft
+
+
+@pytest.fixture
+def pair(request, tokenizer, tmp_path):
+    """A folder with a tiny pair, prompts, and the changes by which the recipe `request.param` runs on them."""
+    kinds = PAIRS[request.param]
+    target = tiny_model(kinds[0], tie_word_embeddings=kinds[1] == "compact_llama")
+    target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    draft = compact_draft(target) if kinds[1] == "compact_llama" else similar_draft(target, noise=0.25)
+    draft.save_pretrained(tmp_path / "draft")
+    assert (target.config.model_type, draft.config.model_type) == kinds
+    rows = [json.dumps({"prompt": f"{i} + {i * i}?"}) + "\n" for i in range(30)]
+    (tmp_path / "prompts.jsonl").write_text("".join(rows[:24]))
+    (tmp_path / "test.jsonl").write_text("".join(rows[24:]))
+    settings = {
+        "target": tmp_path / "target", "draft": tmp_path / "draft", "prompts": tmp_path / "prompts.jsonl",
+        "judge": f"{{test: {tmp_path / 'test.jsonl'}}}", "judge_limit": 4, "max_new_tokens": 8,
+        "batch_size": 12, "dtype": "float32", "training.num_train_epochs": 1,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        published = Recipe.read(RECIPES / f"{request.param}.yaml")
+        if published.unseen:
+            digests = [prompt_digest(json.loads(row)["prompt"]) for row in rows[:20]]
+            (tmp_path / "unseen.txt").write_text("\n".join(digests))
+            settings["unseen"] = tmp_path / "unseen.txt"
+        if published.server:
+            server = CompletionsStandIn(lambda asked: completed([sum(asked["prompt"]) % 200 + i for i in range(8)]))
+            settings["server"] = stack.enter_context(server).url
+        yield tmp_path, [f"{key}={value}" for key, value in settings.items()]
+
+
+@pytest.fixture
+def train_head():
+    spec = importlib.util.spec_from_file_location("train_head", RECIPES / "train_head.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_recipe_is_run_and_named():
+    names = {path.stem for path in RECIPES.glob("*.yaml")}
+    assert names == set(PAIRS) == set(re.findall(r"recipes/(\S+)\.yaml", (RECIPES / "README.md").read_text()))
+
+
+@pytest.mark.parametrize("pair", PAIRS, indirect=True)
+def test_a_recipe_goes_from_prompts_to_judged_heads(pair, train_head, request):
+    (folder, changes), name = pair, request.node.callspec.params["pair"]
+    path, output = RECIPES / f"{name}.yaml", folder / "run"
+    train_head.main(path, output, changes)
+    recipe, published = Recipe.read(path, changes), Recipe.read(path)
+    report = json.loads((output / "report.json").read_text())
+    for mode, decoding in recipe.modes.items():
+        config = AcceptanceHeadConfig.from_pretrained(output / mode)
+        assert Decoding(**config.decoding) == decoding and config.target_name_or_path == published.target
+        assert {key: getattr(config, key) for key in published.head} == published.head
+        assert (config.rule, config.min_draft_length) == ("cost-aware", 1)
+        assert 0 <= config.rule_settings["mean_acceptance"] <= 1
+        assert read_card(output / "labels" / f"test-{mode}").rows == published.rows
+        stages = [f"label prompts, {mode}", f"label test, {mode}", f"train, {mode}", f"judge test, {mode}"]
+        found = [report["stages"][stage] for stage in stages]
+        assert all(stage["minutes"] >= 0 and stage["starts"] == 1 for stage in found)
+        labelled = [stage["result"]["responses"] for stage in found[:2]]
+        assert labelled == [20 if published.unseen else 24, 4]
+        assert list(found[3]["result"]) == [
+            "head", "constant", "probability", "fitted probability", "fitted entropy"
+        ]  # fmt: skip
+    assert len(report["stages"]) == 4 * len(recipe.modes)
+    text = (output / "report.md").read_text()
+    assert f"drafts for {published.target}" in text and "| fitted entropy | " in text
+    assert str(folder) not in text + (output / "report.json").read_text()
+
+
+@pytest.mark.parametrize("pair", ["smollm2-1.7b"], indirect=True)
+def test_a_killed_recipe_goes_on_and_a_finished_one_does_nothing(pair, train_head, monkeypatch):
+    (folder, changes), path = pair, RECIPES / "smollm2-1.7b.yaml"
+    changes += ["judge={}", "modes={greedy: {do_sample: false}}"]
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train_head, "train_head", killed)
+        train_head.main(path, folder / "run", changes)
+    monkeypatch.setattr(train_head, "label_prompts", killed)  # what is there is not made again
+    train_head.main(path, folder / "run", changes)
+    before = {p: p.stat().st_mtime_ns for p in (folder / "run").rglob("*") if p.is_file() and p.name != "report.md"}
+    monkeypatch.setattr(train_head, "load_model", killed)
+    train_head.main(path, folder / "run", changes)
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    assert json.loads((folder / "run" / "report.json").read_text())["stages"]["train, greedy"]["starts"] == 2
+    assert "the last of 2 starts" in (folder / "run" / "report.md").read_text()
+    with pytest.raises(ValueError, match="holds a run with another max_new_tokens: choose another folder"):
+        train_head.main(path, folder / "run", [*changes, "max_new_tokens=9"])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ("max_tokens=3", "may not say max_tokens: its settings are fields of Recipe"),
+        ("head.depth=3", "head may not say depth: its settings are fields of AcceptanceHeadConfig"),
+        ("head.rule=fixed", "head may not say rule"),
+        ("training.epochs=3", "training may not say epochs"),
+        ("modes.greedy.top=3", "the mode greedy may not say top"),
+        ("head.reads=behind", "a head reads the state"),
+        ("limit.x=3", "a change looks like training.num_train_epochs=1, got 'limit.x=3'"),
+        ("limit", "a change looks like"),
+        ("judge={", "judge={ is no YAML: while parsing"),
+        ("states=[around]", 'states are those "before" and "after" a token'),
+        ("modes.greedy.temperature=0", "temperature must be above 0"),
+    ],
+)
+def test_what_no_recipe_may_say_is_refused_in_one_sentence(change, message, monkeypatch, tmp_path, capsys):
+    command = ["train_head.py", RECIPES / "smollm2-135m.yaml", "--output", tmp_path / "run", "--set", change]
+    monkeypatch.setattr(sys, "argv", [str(part) for part in command])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(RECIPES / "train_head.py"), run_name="__main__")
+    assert stop.value.code == 1 and not (tmp_path / "run").exists()
+    printed = capsys.readouterr().err
+    assert message in printed and "Traceback" not in printed
 
 
 @pytest.fixture
@@ -82,6 +225,7 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     seen = {json.loads(line)["prompt"] for line in responses.read_text().splitlines()}
     chosen = [json.loads(line)["prompt"] for line in fresh.read_text().splitlines()]
     assert len(chosen) == 9 and not seen & set(chosen)
+    assert set(fresh.with_suffix(".txt").read_text().split()) == set(map(prompt_digest, chosen))
 
     run(
         "evaluate_draft.py", "--target", target, "--draft", draft, "--set", "prompts", material / "prompts.jsonl", 4,
@@ -94,12 +238,7 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     ]  # fmt: skip
     assert all(0 < s["overlap"] <= 1 and s["tokens"] > 0 for s in found.values())
 
-    models = [AutoModelForCausalLM.from_pretrained(m) for m in (target, draft)]
-    card = LabelsCard.of(*models, Decoding(), mixing=0.15, max_new_tokens=8, seed=0)
-    rows = [{"prompt": text} for text in chosen]
-    label_prompts(*models, AutoTokenizer.from_pretrained(target), rows, tmp_path / "labels", card)
-    config = AcceptanceHeadConfig(target_signature=card.target_signature)
-    train_head(models[1], tmp_path / "labels", head, config, AcceptanceTrainingArguments(str(head / "checkpoints")))
+    with_head(drafts[1], reads="before", target_signature="llama-2x32-264").save_pretrained(head)
 
     rules = tmp_path / "rules.json"
     compare = ("compare_rules.py", "--target", target, "--draft", draft, "--head", head, "--set", "dev", fresh,
@@ -125,6 +264,11 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     run(*check, "--count", 3)
     assert [json.loads(line)["equal"] for line in lossless.read_text().splitlines()] == [True] * 3
     assert "p: 3 of 3 prompts equal, float32" in capsys.readouterr().out
+
+
+def test_the_list_of_unseen_prompts_names_each_once():
+    digests = (RECIPE / "unseen.txt").read_text().split()
+    assert digests == sorted(set(digests)) and all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests)
 
 
 def test_responses_are_sampled_once_and_a_killed_run_goes_on(run, material, tmp_path):

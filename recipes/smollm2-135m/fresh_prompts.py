@@ -7,7 +7,8 @@
         --source databricks/databricks-dolly-15k 640 --source openai/gsm8k:main:train 320
 
 A draft agrees with its target too often on text that it has memorised, and a head trained there would be too sure.
-Each source is a Hub dataset or a local file, with the number of prompts to take from it.
+Each source is a Hub dataset or a local file, with the number of prompts to take from it. A list of the chosen prompts,
+`fresh.txt`, tells others which they are without repeating them: the `unseen` of a recipe.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import random
 from pathlib import Path
 
-from hf_specdecpp.data import load_rows, prompt_text
+from hf_specdecpp.data import load_rows, prompt_digest, prompt_text
 
 
 def main() -> None:
@@ -34,6 +35,8 @@ def main() -> None:
         chosen += random.Random(0).sample(fresh, int(count))
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in chosen))
+    digests = sorted(set(map(prompt_digest, chosen)))
+    args.output.with_suffix(".txt").write_text("".join(digest + "\n" for digest in digests))
     print(f"{len(chosen)} prompts in {args.output}")
 
 

@@ -47,15 +47,11 @@ done
 python $R/evaluate_draft.py --target "$TARGET" --draft "$RUNS/draft" --set alpaca_dev "$ALPACA_DEV" 100 --responses "$first" \
     --output "$RESULTS/draft.json"
 
-awk 'NR % 3' "$RUNS/fresh.jsonl" > "$RUNS/labelled.jsonl"  # 427 of Dolly, 213 of GSM8K
-
 # One head for each way of decoding, trained where the draft was not; then all rules, settings chosen on Alpaca dev.
+python recipes/train_head.py $R.yaml --output "$RUNS" --set target="$TARGET" --set draft="$RUNS/draft" \
+    --set prompts="$RUNS/fresh.jsonl" --set unseen=null --set judge.alpaca_test="$ALPACA_TEST" \
+    --set judge.gsm8k_test="$GSM8K_TEST" --set judge.humaneval_test="$HUMANEVAL"
 for mode in greedy sampling; do
-    [ $mode = sampling ] && sample=--sample || sample=
-    specdecpp label --target "$TARGET" --draft "$RUNS/draft" --prompts "$RUNS/labelled.jsonl" $sample --max-new-tokens 96 \
-        --output "$RUNS/labels-$mode"
-    [ -e "$RUNS/$mode/metrics.json" ] ||
-        specdecpp train --labels "$RUNS/labels-$mode" --output "$RUNS/$mode" --epochs 10 --learning-rate 5e-4 --batch-size 16
     python $R/compare_rules.py --target "$TARGET" --draft "$RUNS/draft" --head "$RUNS/$mode" --set alpaca_dev "$ALPACA_DEV" \
         --set alpaca_test "$ALPACA_TEST" --set gsm8k_test "$GSM8K_TEST" --set humaneval "$HUMANEVAL" --count 24 \
         --traces "$RUNS/traces" --recommend --output "$RESULTS/rules-$mode.json"

@@ -1,0 +1,102 @@
+"""What a command of several stages did: a JSON by which it goes on where it was killed, and Markdown for people."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from .files import write_atomically
+
+LIBRARIES = ("torch", "transformers", "peft", "hf_specdecpp")
+
+
+class RunReport:
+    """The stages of a run, in the `report.json` of its folder, with the conditions they ran in.
+
+    Args:
+        folder (`Path`): of the run, new or begun.
+        settings (`dict`): what the run is of.
+
+    Raises:
+        ValueError: if the folder holds a run with other settings, of which a stage is done.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]):
+        self.path, settings = folder / "report.json", public(settings)
+        before = json.loads(self.path.read_text()) if self.path.exists() else {"settings": settings, "stages": {}}
+        differ = [name for name, value in settings.items() if value != before["settings"].get(name)]
+        if differ and any("minutes" in stage for stage in before["stages"].values()):
+            raise ValueError(f"{str(folder)!r} holds a run with another {', '.join(differ)}: choose another folder")
+        self.process = PartialState()
+        self.process.wait_for_everyone()  # all have read what is done before one writes
+        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+        self.content = {
+            "command": public(shlex.join(["python", *sys.argv])),
+            "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+            "versions": {name: version(name) for name in LIBRARIES},
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+            "processes": self.process.num_processes,
+            "threads": torch.get_num_threads(),
+            "settings": settings,
+            "stages": before["stages"],
+        }
+
+    def stage(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `work` returns, now or in the run that was killed after it, with its minutes on the console."""
+        found = self.content["stages"].setdefault(name, {"starts": 0})
+        if "minutes" not in found:
+            found["starts"] += 1
+            self.write()
+            self.say(name)
+            start = time.perf_counter()
+            found["result"] = work()
+            found["minutes"] = round((time.perf_counter() - start) / 60, 2)
+            self.write()
+        self.say(f"{name} took {found['minutes']:.1f} minutes")
+        return found["result"]
+
+    def write(self) -> None:
+        if self.process.is_main_process:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, json.dumps(self.content, indent=1))
+
+    def say(self, line: str) -> None:
+        if self.process.is_main_process:
+            print(line, flush=True)
+
+    def markdown(self) -> str:
+        """The conditions, and a table of the stages' minutes."""
+        c, stages = self.content, self.content["stages"]
+        libraries = ", ".join(f"{name} {number}" for name, number in c["versions"].items())
+        rows = [f"| {name} | {minutes(found)} |" for name, found in stages.items()]
+        total = sum(found["minutes"] for found in stages.values())
+        return f"""\
+`{c["command"]}` at revision {c["revision"]}; {c["settings"]["dtype"]} on {c["device"]}, {c["processes"]} x
+{c["threads"]} threads; {libraries}.
+
+| stage | minutes |
+| --- | ---: |
+{chr(10).join(rows)}
+| all | {total:.1f} |
+"""
+
+
+def minutes(stage: dict[str, Any]) -> str:
+    return f"{stage['minutes']:.1f}" + (f", the last of {stage['starts']} starts" if stage["starts"] > 1 else "")
+
+
+def public(value: Any) -> Any:
+    """`value` with absolute paths cut to their last part: the rest means nothing on other machines."""
+    return json.loads(re.sub(r"(?<=[\"'= ])/\S*/", "", json.dumps(value)))
