@@ -108,9 +108,10 @@ def label(
     from .data import fingerprint, load_rows, tokenized_prompts
     from .label_folder import LabelsCard
     from .labels import Rows
-    from .pipeline import end_of_sequence, label_prompts
+    from .pipeline import end_of_sequence, label_prompts, process_state
     from .server import request_responses
 
+    process_state()  # under `accelerate launch`, chooses the GPU that this process loads models on
     modes = {"greedy": Decoding(), "sampling": Decoding(True, temperature, top_k, top_p)}
     own = "sampling" if sample else "greedy"
     for name, known in [(m, modes) for m in mode] + [(s, ("before", "after")) for s in states]:

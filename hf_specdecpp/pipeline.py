@@ -57,7 +57,7 @@ def label_prompts(
             if the disk is full.
     """
     check_context(prompts, card, target, draft)
-    process = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # as an Accelerator would
+    process = process_state()
     if process.is_main_process:
         open_labels(output, card)
     process.wait_for_everyone()
@@ -86,6 +86,11 @@ def label_prompts(
             tokens += sum(map(len, responses))
         on_batch(len(batch["prompt_ids"]), tokens / (time.perf_counter() - start))
     process.wait_for_everyone()
+
+
+def process_state() -> PartialState:
+    """This process among those of `accelerate launch`, as an `Accelerator` would see it."""
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
 def generator(target: PreTrainedModel, card: LabelsCard) -> Respond:

@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
 from transformers import PreTrainedModel
 
 from hf_specdecpp.candidate_generator import check_pair
@@ -32,7 +30,7 @@ from hf_specdecpp.files import write_atomically
 from hf_specdecpp.judging import calibration_tokens, judge, predictor_table
 from hf_specdecpp.label_folder import LabelsCard, read_card
 from hf_specdecpp.loading import load_model, load_tokenizer
-from hf_specdecpp.pipeline import end_of_sequence, label_prompts, train_head
+from hf_specdecpp.pipeline import end_of_sequence, label_prompts, process_state, train_head
 from hf_specdecpp.recipe import Recipe
 from hf_specdecpp.run_report import RunReport, public
 from hf_specdecpp.server import request_responses
@@ -95,7 +93,7 @@ def main(
     changes: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Repeat it for more.")] = (),
 ) -> None:
     """From raw prompts to the acceptance heads of a pair, judged and reported."""
-    PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # chooses the GPU that each process loads models on
+    process = process_state()  # chooses the GPU that this process loads models on
     settings = Recipe.read(recipe, changes)
     report = RunReport(output, asdict(settings))
 
@@ -122,7 +120,7 @@ def main(
             work = partial(compare, settings, output / mode, labels(name, mode), labels("prompts", mode))
             found = report.stage(f"judge {name}, {mode}", work)
             tables += f"\n## {name}, {mode}\n\n{predictor_table(found)}\n"
-    if PartialState().is_main_process:
+    if process.is_main_process:
         pair = f"{public(settings.draft)} drafts for {settings.target_name}"
         write_atomically(output / "report.md", f"# {recipe.stem}: {pair}\n\n{report.markdown()}{tables}")
     report.say(f"heads and report.md are in {output}")
