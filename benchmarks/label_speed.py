@@ -38,10 +38,10 @@ from transformers import PreTrainedModel
 
 from hf_specdecpp.data import fingerprint, load_rows, tokenized_prompts
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.label_folder import LabelsCard, read_labels
-from hf_specdecpp.labels import Rows
 from hf_specdecpp.loading import load_model, load_tokenizer
-from hf_specdecpp.pipeline import generator, label_prompts
+from hf_specdecpp.training.label_folder import LabelsCard, read_labels
+from hf_specdecpp.training.labels import Rows
+from hf_specdecpp.training.pipeline import generator, label_prompts
 
 
 @contextmanager

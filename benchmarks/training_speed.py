@@ -26,10 +26,10 @@ from peft import PeftModel, get_peft_model
 from transformers import TrainerCallback
 
 from hf_specdecpp import AcceptanceHeadConfig
-from hf_specdecpp.head_inputs import HeadInputs
-from hf_specdecpp.label_folder import read_card, read_labels
 from hf_specdecpp.loading import load_model
-from hf_specdecpp.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
+from hf_specdecpp.training.head_inputs import HeadInputs
+from hf_specdecpp.training.label_folder import read_card, read_labels
+from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
 
 
 class EpochClock(TrainerCallback):

@@ -106,10 +106,10 @@ def label(
 ) -> None:
     """Label the draft's tokens with the target's verdicts, on the target's own responses."""
     from .data import fingerprint, load_rows, tokenized_prompts
-    from .label_folder import LabelsCard
-    from .labels import Rows
-    from .pipeline import end_of_sequence, label_prompts, process_state
-    from .server import request_responses
+    from .training.label_folder import LabelsCard
+    from .training.labels import Rows
+    from .training.pipeline import end_of_sequence, label_prompts, process_state
+    from .training.server import request_responses
 
     process_state()  # under `accelerate launch`, chooses the GPU that this process loads models on
     modes = {"greedy": Decoding(), "sampling": Decoding(True, temperature, top_k, top_p)}
@@ -182,9 +182,9 @@ def train(
 ) -> None:
     """Fit an acceptance head to labels, calibrate it on held-out ones, and save it."""
     from .acceptance import AcceptanceHeadConfig
-    from .label_folder import read_card
-    from .pipeline import train_head
-    from .trainer import AcceptanceTrainingArguments
+    from .training.label_folder import read_card
+    from .training.pipeline import train_head
+    from .training.trainer import AcceptanceTrainingArguments
 
     if len(labels) > 1 and not sweep:
         raise ValueError(f"a head is trained on one folder of labels, got {len(labels)}: a --sweep compares several")
@@ -223,8 +223,8 @@ def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patie
     from rich.table import Table
 
     from .calibration import Calibration
-    from .sweep import plot_sweep, sweep
     from .trace import read_states, read_traces
+    from .training.sweep import plot_sweep, sweep
 
     if traces is None or costs is None:
         raise ValueError("a sweep tells what heads are worth in decoding: give --traces and --costs")

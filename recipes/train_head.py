@@ -27,13 +27,13 @@ from hf_specdecpp.candidate_generator import check_pair
 from hf_specdecpp.cli import speaks_plainly
 from hf_specdecpp.data import fingerprint, listed, load_rows, tokenized_prompts
 from hf_specdecpp.files import write_atomically
-from hf_specdecpp.judging import calibration_tokens, judge, predictor_table
-from hf_specdecpp.label_folder import LabelsCard, read_card
 from hf_specdecpp.loading import load_model, load_tokenizer
-from hf_specdecpp.pipeline import end_of_sequence, label_prompts, process_state, train_head
-from hf_specdecpp.recipe import Recipe
-from hf_specdecpp.run_report import RunReport, public
-from hf_specdecpp.server import request_responses
+from hf_specdecpp.training.judging import calibration_tokens, judge, predictor_table
+from hf_specdecpp.training.label_folder import LabelsCard, read_card
+from hf_specdecpp.training.pipeline import end_of_sequence, label_prompts, process_state, train_head
+from hf_specdecpp.training.recipe import Recipe
+from hf_specdecpp.training.run_report import RunReport, public
+from hf_specdecpp.training.server import request_responses
 
 
 def label(recipe: Recipe, models: Callable, mode: str, name: str, folder: Path, say: Callable) -> dict[str, Any]:

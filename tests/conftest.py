@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from datasets import Dataset
 from hub_stand_in import HubStandIn
 from huggingface_hub import constants
 from peft import get_peft_model
@@ -26,6 +27,10 @@ from transformers import (
 
 from hf_specdecpp import AcceptanceHeadConfig, calibration
 from hf_specdecpp.acceptance import acceptance_layer
+from hf_specdecpp.data import fingerprint, tokenized_prompts
+from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.training.label_folder import LabelsCard
+from hf_specdecpp.training.labels import Rows
 
 VOCAB, HIDDEN = 264, 32
 logging.set_verbosity_error()
@@ -153,3 +158,24 @@ def hub(monkeypatch):
             monkeypatch.setattr(constants, name, value)
         yield stand_in
     assert stand_in.unknown == []
+
+
+# Labels of tiny pairs.
+
+LABELLED_MODES = {"greedy": Decoding(), "sampling": Decoding(True, top_k=20)}
+
+
+def prompts(tokenizer, n=10, **columns):
+    return tokenized_prompts(tokenizer, Dataset.from_dict({"prompt": [f"{i} + {i * i}?" for i in range(n)]} | columns))
+
+
+ON_POLICY = Rows()
+
+
+def card_of(pair, rows, made=ON_POLICY, **changes):
+    settings = {"states": [], "max_new_tokens": 8, "batch_size": 4, "seed": 0} | changes
+    modes = settings.pop("modes", LABELLED_MODES)
+    return LabelsCard.of(
+        *pair, Decoding(True), modes, made, prompts=len(rows),
+        prompts_sha256=fingerprint(rows), **settings,
+    )  # fmt: skip

@@ -8,13 +8,12 @@ from statistics import median
 
 import pytest
 import torch
-from conftest import similar_draft
-from test_pipeline import card_of, prompts
+from conftest import card_of, prompts, similar_draft
 
 from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.labels import acceptance
-from hf_specdecpp.pipeline import label_prompts
+from hf_specdecpp.training.labels import acceptance
+from hf_specdecpp.training.pipeline import label_prompts
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

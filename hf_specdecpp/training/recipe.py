@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from .acceptance import AcceptanceHeadConfig
-from .decoding import Decoding
+from ..acceptance import AcceptanceHeadConfig
+from ..decoding import Decoding
 from .labels import Rows
 from .trainer import AcceptanceTrainingArguments
 

@@ -11,7 +11,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .acceptance import AcceptanceHeadConfig
+from ..acceptance import AcceptanceHeadConfig
 from .head_inputs import HeadInputs
 from .head_quality import JudgedTokens, judged_tokens, quality
 from .label_folder import read_card, read_labels

@@ -6,8 +6,8 @@ from conftest import CONFIGS, prompt, similar_draft, tiny_model
 
 from hf_specdecpp.acceptance import states_at
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.head_inputs import UNLABELLED, HeadInputs, add_states, places_in_rounds
-from hf_specdecpp.labels import Rows, label_responses
+from hf_specdecpp.training.head_inputs import UNLABELLED, HeadInputs, add_states, places_in_rounds
+from hf_specdecpp.training.labels import Rows, label_responses
 
 PROMPTS = [prompt(5)[0].tolist(), prompt(9, 1)[0].tolist()]
 RESPONSES = [prompt(12, 3)[0].tolist(), prompt(7, 4)[0].tolist()]

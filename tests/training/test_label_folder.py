@@ -5,10 +5,10 @@ import pytest
 from conftest import similar_draft
 from datasets import load_dataset
 
-from hf_specdecpp import label_folder
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.label_folder import LabelsCard, open_labels, read_card, read_labels, shard_path, write_shard
-from hf_specdecpp.labels import Rows
+from hf_specdecpp.training import label_folder
+from hf_specdecpp.training.label_folder import LabelsCard, open_labels, read_card, read_labels, shard_path, write_shard
+from hf_specdecpp.training.labels import Rows
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
-from hf_specdecpp.labels import Rows
-from hf_specdecpp.recipe import Recipe
+from hf_specdecpp.training.labels import Rows
+from hf_specdecpp.training.recipe import Recipe
 
 YAML = """
 target: org/target

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from .acceptance import states_at, token_features
+from ..acceptance import states_at, token_features
 from .labels import Rows
 
 UNLABELLED = -1.0  # in `acceptance`, at padding and where the input is not the draft's own token

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hf_specdecpp.losses import weighted_acceptance_loss
+from hf_specdecpp.training.losses import weighted_acceptance_loss
 
 
 def weighted_mean(*arguments):

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .acceptance import AcceptanceHeadConfig, read_head
-from .files import write_atomically
+from ..acceptance import AcceptanceHeadConfig, read_head
+from ..files import write_atomically
+from ..replay import replay
+from ..stopping import CostProfile, StoppingConfig
+from ..trace import Trace, judged
 from .label_folder import read_card
 from .pipeline import train_head
-from .replay import replay
-from .stopping import CostProfile, StoppingConfig
-from .trace import Trace, judged
 from .trainer import AcceptanceTrainingArguments
 
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

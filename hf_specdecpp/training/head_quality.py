@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..metrics import all_metrics, load_metric
 from .head_inputs import HeadInputs
-from .metrics import all_metrics, load_metric
 
 WINDOW = 8  # tokens of a chain whose survival is judged
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from .files import write_atomically
+from ..files import write_atomically
 
 LIBRARIES = ("torch", "transformers", "peft", "hf_specdecpp")
 

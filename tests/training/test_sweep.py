@@ -1,8 +1,7 @@
 import json
 
 import pytest
-from conftest import similar_draft, with_head
-from test_pipeline import card_of, prompts
+from conftest import card_of, prompts, similar_draft, with_head
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -10,12 +9,12 @@ from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
 from hf_specdecpp.calibration import Calibration
 from hf_specdecpp.cli import app
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.labels import Rows
-from hf_specdecpp.pipeline import label_prompts
 from hf_specdecpp.replay import replay
 from hf_specdecpp.stopping import CostProfile
-from hf_specdecpp.sweep import variants, worth
 from hf_specdecpp.trace import read_traces, record_traces
+from hf_specdecpp.training.labels import Rows
+from hf_specdecpp.training.pipeline import label_prompts
+from hf_specdecpp.training.sweep import variants, worth
 
 COSTS = CostProfile(0.1, (1.0, 1.05, 1.1, 1.3))
 

@@ -17,9 +17,9 @@ from datasets import Dataset, Features, Sequence, Value, concatenate_datasets
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedModel
 
-from .acceptance import model_signature
-from .decoding import Decoding
-from .files import write_atomically
+from ..acceptance import model_signature
+from ..decoding import Decoding
+from ..files import write_atomically
 from .labels import Rows
 
 

@@ -16,15 +16,15 @@ from peft import get_peft_model
 from transformers import EarlyStoppingCallback, PreTrainedModel
 from transformers.trainer_utils import get_last_checkpoint
 
-from .acceptance import AcceptanceHeadConfig, acceptance_layer
-from .data import lengths
-from .decoding import Decoding
-from .files import write_atomically
+from ..acceptance import AcceptanceHeadConfig, acceptance_layer
+from ..data import lengths
+from ..decoding import Decoding
+from ..files import write_atomically
+from ..metrics.reliability import plot_reliability
 from .head_inputs import HeadInputs, add_states
 from .head_quality import judged_tokens, quality
 from .label_folder import LabelsCard, is_written, open_labels, read_card, read_labels, write_shard
 from .labels import label_responses
-from .metrics.reliability import plot_reliability
 from .responses import generate_responses
 from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
 

@@ -15,7 +15,7 @@ from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from transformers import PreTrainedTokenizerBase
 
-from .decoding import Decoding
+from ..decoding import Decoding
 
 PAUSES = (1, 4, 16)  # seconds before another try
 TIMEOUT = 600  # seconds; a request may wait long for its turn

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from .decoding import Decoding
+from ..decoding import Decoding
 
 
 @torch.inference_mode()

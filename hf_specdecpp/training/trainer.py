@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Trainer, TrainingArguments
 
-from .acceptance import AcceptanceHeadConfig
+from ..acceptance import AcceptanceHeadConfig
 from .head_inputs import HeadInputs
 from .losses import weighted_acceptance_loss
 

@@ -3,7 +3,7 @@ import torch
 from conftest import prompt, similar_draft
 
 from hf_specdecpp.decoding import Decoding, draw_beside, draw_tokens
-from hf_specdecpp.labels import Rows, acceptance, label_responses, overlap
+from hf_specdecpp.training.labels import Rows, acceptance, label_responses, overlap
 
 PROMPTS = [prompt(5)[0].tolist(), prompt(9, 1)[0].tolist(), prompt(4, 2)[0].tolist()]
 RESPONSES = [prompt(12, 3)[0].tolist(), prompt(3, 4)[0].tolist(), prompt(20, 5)[0].tolist()]

@@ -9,9 +9,9 @@ from conftest import HIDDEN, VOCAB, tiny_model, with_head
 from datasets import Dataset
 
 from hf_specdecpp import AcceptanceHeadConfig
-from hf_specdecpp.head_inputs import HeadInputs
-from hf_specdecpp.labels import Rows
-from hf_specdecpp.trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
+from hf_specdecpp.training.head_inputs import HeadInputs
+from hf_specdecpp.training.labels import Rows
+from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
 
 CURVE = Path(__file__).parent / "data" / "loss_curve.json"
 
@@ -45,8 +45,8 @@ def loss_curve() -> list[float]:
 def test_fifty_steps_follow_the_committed_loss_curve():
     """Another loss, rejection weight, feature, order of rows, optimizer or schedule makes other heads.
 
-    Where that is meant, `python tests/test_trainer.py` writes the curve anew. The tolerance is 100 times what rounding
-    errors of 1e-6 in the head make of it, and a quarter of what a rejection weight of 6.01 instead of 6 makes.
+    Where that is meant, `python tests/training/test_trainer.py` writes the curve anew. The tolerance is 100 times what
+    rounding errors of 1e-6 in the head make of it, a quarter of what a rejection weight of 6.01 instead of 6 makes.
     """
     assert loss_curve() == pytest.approx(json.loads(CURVE.read_text()), rel=1e-4)
 

@@ -8,12 +8,12 @@ from hf_specdecpp import AcceptanceHeadConfig
 from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.data import fingerprint, tokenized_prompts
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.head_quality import judged_tokens, quality
-from hf_specdecpp.judging import calibration_tokens, head_predictions, judge, judged_rows, predictor_table
-from hf_specdecpp.label_folder import LabelsCard
-from hf_specdecpp.labels import Rows
-from hf_specdecpp.pipeline import label_prompts, shares, train_head
-from hf_specdecpp.trainer import AcceptanceTrainingArguments
+from hf_specdecpp.training.head_quality import judged_tokens, quality
+from hf_specdecpp.training.judging import calibration_tokens, head_predictions, judge, judged_rows, predictor_table
+from hf_specdecpp.training.label_folder import LabelsCard
+from hf_specdecpp.training.labels import Rows
+from hf_specdecpp.training.pipeline import label_prompts, shares, train_head
+from hf_specdecpp.training.trainer import AcceptanceTrainingArguments
 
 MODES = {"greedy": Decoding(), "sampling": Decoding(True, top_k=20)}
 

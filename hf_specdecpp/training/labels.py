@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .decoding import Decoding, draw_beside, draw_tokens
+from ..decoding import Decoding, draw_beside, draw_tokens
 
 
 @dataclass(frozen=True)

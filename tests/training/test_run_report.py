@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from hf_specdecpp.run_report import RunReport, public
+from hf_specdecpp.training.run_report import RunReport, public
 
 SETTINGS = {"dtype": "float32", "target": "org/target"}
 

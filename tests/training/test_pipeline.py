@@ -6,45 +6,25 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import similar_draft
-from datasets import Dataset
+from conftest import LABELLED_MODES as MODES
+from conftest import card_of, prompts, similar_draft
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_specdecpp import AcceptanceHeadConfig
-from hf_specdecpp.data import fingerprint, tokenized_prompts
-from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.label_folder import LabelsCard, read_labels, shard_path
-from hf_specdecpp.labels import Rows
-from hf_specdecpp.pipeline import label_prompts, train_head
-from hf_specdecpp.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
-
-MODES = {"greedy": Decoding(), "sampling": Decoding(True, top_k=20)}
+from hf_specdecpp.training.label_folder import read_labels, shard_path
+from hf_specdecpp.training.pipeline import label_prompts, train_head
+from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
 
 
 @pytest.fixture
 def pair(target):
     return target, similar_draft(target)
-
-
-def prompts(tokenizer, n=10, **columns):
-    return tokenized_prompts(tokenizer, Dataset.from_dict({"prompt": [f"{i} + {i * i}?" for i in range(n)]} | columns))
-
-
-ON_POLICY = Rows()
-
-
-def card_of(pair, rows, made=ON_POLICY, **changes):
-    settings = {"states": [], "max_new_tokens": 8, "batch_size": 4, "seed": 0} | changes
-    modes = settings.pop("modes", MODES)
-    return LabelsCard.of(
-        *pair, Decoding(True), modes, made, prompts=len(rows),
-        prompts_sha256=fingerprint(rows), **settings,
-    )  # fmt: skip
 
 
 def test_labels_hold_every_prompt_once_the_shortest_first(pair, tokenizer, tmp_path):
@@ -69,14 +49,14 @@ def test_given_responses_are_kept_and_others_are_asked_for(pair, tokenizer, tmp_
     assert asked == [([rows["prompt_ids"][rows["response_ids"].index(None)]], 5)]
 
 
+TESTS = str(Path(__file__).parents[1])
 SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from conftest import byte_tokenizer, similar_draft, tiny_model
-from test_pipeline import card_of, prompts
+from conftest import byte_tokenizer, card_of, prompts, similar_draft, tiny_model
 from accelerate import PartialState
-from hf_specdecpp import pipeline
+from hf_specdecpp.training import pipeline
 
 target = tiny_model()
 pair = target, similar_draft(target)
@@ -91,7 +71,7 @@ pipeline.label_prompts(*pair, rows, output, card_of(pair, rows, states=["before"
 
 def script(tmp_path):
     path = tmp_path / "label.py"
-    path.write_text(SCRIPT.format(tests=os.path.dirname(__file__)))
+    path.write_text(SCRIPT.format(tests=TESTS))
     return path
 
 
@@ -249,10 +229,10 @@ from pathlib import Path
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 from hf_specdecpp import AcceptanceHeadConfig
-from hf_specdecpp.head_inputs import HeadInputs
-from hf_specdecpp.label_folder import read_labels
-from hf_specdecpp.labels import Rows
-from hf_specdecpp.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
+from hf_specdecpp.training.head_inputs import HeadInputs
+from hf_specdecpp.training.label_folder import read_labels
+from hf_specdecpp.training.labels import Rows
+from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
 
 labels, output, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 torch.manual_seed(0)
@@ -276,7 +256,7 @@ if trainer.is_world_process_zero():
 def test_two_processes_make_the_gradients_of_one(labels, tmp_path):
     """Three steps of plain gradient descent: the weights agree although each process had half of every batch."""
     path = tmp_path / "gradients.py"
-    path.write_text(GRADIENTS.format(tests=os.path.dirname(__file__)))
+    path.write_text(GRADIENTS.format(tests=TESTS))
     in_two_processes(path, labels / "stored", tmp_path / "two", 8)
     subprocess.run([sys.executable, str(path), str(labels / "stored"), str(tmp_path / "one"), "16"], check=True)
     one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("one", "two"))
