@@ -42,9 +42,8 @@ class SpecDecPP(AssistedCandidateGenerator):
       `StopStringCriteria` in `stopping_criteria`.
 
     Each round follows the order of the authors' code: a forward pass over the newest token yields the distribution of
-    the next one and the head's judgement of the newest; the next one is drawn; then the rule decides whether another
-    follows. What it decides rests on tokens drawn before, and a drawn token is always submitted, which is what keeps
-    sampling exact.
+    the next one, which is drawn; the head judges it, or, if it reads the state after a token, the one before; then the
+    rule decides whether another follows. A drawn token is always submitted, which is what keeps sampling exact.
 
     Args:
         assistant_model (`PreTrainedModel` or `PeftModel`): the draft, with an active acceptance head if the rule asks
