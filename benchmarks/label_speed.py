@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from conditions import write_result
+from hf_specdecpp.bench.conditions import write_result
 from datasets import Dataset, disable_progress_bars
 from torch import Tensor
 from transformers import PreTrainedModel

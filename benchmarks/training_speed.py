@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from conditions import write_result
+from hf_specdecpp.bench.conditions import write_result
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from transformers import TrainerCallback
