@@ -164,9 +164,24 @@ def run_bench(
             for name, ids in prompts.items()
         },
     }
-    text = json.dumps(result, indent=1)
+    text = json.dumps(result)
     write_atomically(output, text + "\n")
     return json.loads(text)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What `run_bench` wrote.
+
+    Raises:
+        ValueError: if the file is none of its results.
+    """
+    try:
+        result = json.loads(path.read_text())
+        if {"configuration", "costs", "sets", "unavailable"} <= set(result):
+            return result
+    except (OSError, TypeError, json.JSONDecodeError):
+        pass
+    raise ValueError(f"{str(path)!r} holds no result: make one with `specdecpp bench --output`")
 
 
 def summarise_set(rows: list[Row], methods: list, repeats: int, prompts: list[Tensor]) -> dict[str, Any]:

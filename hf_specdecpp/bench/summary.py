@@ -34,13 +34,18 @@ def total(statistics: Iterable[GenerationStatistics]) -> GenerationStatistics:
     return found
 
 
-def rates(rows: list[Row]) -> dict[int, float]:
-    """Tokens a second on each prompt, over all its timed repeats."""
-    timed: dict[int, list[Row]] = {}
+def timed_rows(rows: list[Row]) -> dict[int, list[Row]]:
+    """The timed rows of each prompt."""
+    found: dict[int, list[Row]] = {}
     for row in rows:
         if row.repeat != COUNTED:
-            timed.setdefault(row.prompt, []).append(row)
-    return {n: sum(r.new_tokens for r in found) / sum(r.seconds for r in found) for n, found in timed.items()}
+            found.setdefault(row.prompt, []).append(row)
+    return found
+
+
+def rates(timed: dict[int, list[Row]]) -> dict[int, float]:
+    """Tokens a second on each prompt, over all its repeats."""
+    return {n: sum(r.new_tokens for r in rows) / sum(r.seconds for r in rows) for n, rows in timed.items()}
 
 
 def summarise_method(rows: list[Row], plain: list[Row]) -> dict[str, Any]:
@@ -48,7 +53,8 @@ def summarise_method(rows: list[Row], plain: list[Row]) -> dict[str, Any]:
 
     The speed-up is the median over prompts of the ratio of speeds, each over all repeats.
     """
-    speeds, plain_speeds = rates(rows), rates(plain)
+    timed = timed_rows(rows)
+    speeds, plain_speeds = rates(timed), rates(timed_rows(plain))
     ratios = {prompt: speed / plain_speeds[prompt] for prompt, speed in speeds.items()}
     counted = [row for row in rows if row.repeat == COUNTED]
     stats = total(row.statistics for row in counted)
@@ -72,15 +78,12 @@ def summarise_method(rows: list[Row], plain: list[Row]) -> dict[str, Any]:
             {"prompt": row.prompt, "position": row.first_difference, "logit_gap": row.logit_gap} for row in different
         ],
         "peak_mb": max(peaks) / 1e6 if peaks else None,
-        "by_prompt": [
-            {
-                "prompt": prompt,
-                "speedup": ratio,
-                "new_tokens": [row.new_tokens for row in rows if row.prompt == prompt and row.repeat != COUNTED],
-                "seconds": [row.seconds for row in rows if row.prompt == prompt and row.repeat != COUNTED],
-            }
-            for prompt, ratio in ratios.items()
-        ],
+        "by_prompt": {
+            "prompt": list(ratios),
+            "speedup": [round(ratio, 4) for ratio in ratios.values()],
+            "new_tokens": [[row.new_tokens for row in timed[prompt]] for prompt in ratios],
+            "seconds": [[round(row.seconds, 5) for row in timed[prompt]] for prompt in ratios],
+        },
     }
 
 

@@ -129,7 +129,7 @@ def test_compiled_decoding_says_the_same_or_why_it_cannot():
     assert obstacle(bench, compiled("eager"), prompt(6)) is None
     assert bench.run(compiled("eager"), prompt(6))[0] == expected
 
-    def no_compiler(graph, inputs):
+    def no_compiler(graph, inputs, **options):
         raise RuntimeError("no C++ compiler\nat all")
 
     torch.compiler.reset()

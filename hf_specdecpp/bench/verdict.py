@@ -1,0 +1,102 @@
+"""What a result means for its pair, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Logits that differ by less may swap places when a pass over several tokens rounds otherwise than a pass over one.
+NEAR = {"bfloat16": 1.0, "float16": 0.2, "float32": 0.001}
+FEW = 6  # prompts, below which an interval is a rough guide
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """Of each set of a result of `run_bench`, a paragraph and the conditions that it was measured under."""
+    return "\n\n".join(
+        f"{judged(found, result)}\n\nMeasured on {conditions(name, result)}." for name, found in result["sets"].items()
+    )
+
+
+def judged(found: dict[str, Any], result: dict[str, Any]) -> str:
+    """The verdict on one set."""
+    sentences = [*gain(found, result["unavailable"]), limit(found, result["costs"])]
+    if "recommended" in found["methods"] and not result["configuration"]["sample"]:
+        sentences.append(exactness(found, result["configuration"]["dtype"]))
+    if found["prompts"] < FEW:
+        sentences.append(f"Take these numbers as a rough guide: they rest on {found['prompts']} prompts.")
+    return " ".join(sentences)
+
+
+def conditions(name: str, result: dict[str, Any]) -> str:
+    """What a number of the set `name` cannot be read without."""
+    asked, found = result["configuration"], result["sets"][name]
+    low, high = found["prompt_tokens"]
+    device = result["device"] if result["device"] != "cpu" else f"CPU with {result['threads']} threads"
+    mode = "sampling (temperature 1, top-k 50)" if asked["sample"] else "greedy"
+    return (
+        f"{name}, {mode}, {found['prompts']} prompts of {low} to {high} tokens, at most {asked['max_new_tokens']} new "
+        f"tokens, {asked['repeats']} interleaved timed runs, batch size 1, {asked['dtype']}, {device}, torch "
+        f"{result['versions']['torch']}, transformers {result['versions']['transformers']}; medians over prompts with "
+        "95 % bootstrap intervals"
+    )
+
+
+def gain(found: dict[str, Any], unavailable: dict[str, str]) -> list[str]:
+    """How SpecDec++ compares with plain decoding, and the others with it."""
+    methods, sentences = found["methods"], []
+    ours = methods.get("recommended")
+    if ours is not None:
+        low, high = ours["speedup_interval"]
+        if low > 1:
+            meaning = "it pays"
+        elif high < 1:
+            meaning = "it does not pay, so decode without it"
+        else:
+            meaning = "whether it pays cannot be told from these prompts"
+        sentences.append(
+            f"With this pair SpecDec++ is {ours['speedup']:.2f}x plain decoding, 95 % interval {low:.2f} to "
+            f"{high:.2f}: {meaning}."
+        )
+    elif "recommended" in unavailable:
+        sentences.append(f"SpecDec++ does not run with this pair ({unavailable['recommended']}).")
+    others = []
+    stock = [method for name, method in methods.items() if name.startswith("assisted")]
+    if stock:
+        best = max(stock, key=lambda method: method["speedup"])
+        setting = best["label"].removeprefix("transformers assisted, ")
+        chosen = f", the best of {len(stock)} on these prompts, which favours it" if len(stock) > 1 else ""
+        others.append(f"transformers' best setting ({setting}{chosen}) {speed(best)}")
+    others += [f"prompt lookup {speed(m)}" for name, m in methods.items() if name.startswith("lookup")]
+    if "compiled" in methods:
+        others.append(f"plain decoding compiled {speed(methods['compiled'])}, with no draft at all")
+    if others:
+        sentences.append(f"For comparison: {'; '.join(others)}.")
+    return sentences
+
+
+def speed(method: dict[str, Any]) -> str:
+    low, high = method["speedup_interval"]
+    return f"{method['speedup']:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def limit(found: dict[str, Any], costs: dict[str, Any]) -> str:
+    """What no way of stopping gets past: hindsight, in a replay of recorded drafts with the measured costs."""
+    share = costs["draft_seconds"] / costs["verify_seconds"][0]
+    best, accepted = found["replay"]["oracle"]["speedup"], found["replay"]["mean_acceptance"]
+    limits = f"which limits any method of stopping to about {best:.2f}x plain decoding, even with perfect hindsight"
+    if best < 1.02:
+        limits = "so it cannot pay here, whenever one stops drafting: take a faster or a better draft"
+    cost = f"Your draft costs {share:.2f} of a target step"
+    return f"{cost}, and the target accepts {accepted:.0%} of its tokens, {limits}."
+
+
+def exactness(found: dict[str, Any], dtype: str) -> str:
+    """Whether the output was plain decoding's own, and how close the choice was where it was not."""
+    ours = found["methods"]["recommended"]
+    equal = f"Its output equals plain decoding on {ours['equal_to_plain']} of {found['prompts']} prompts"
+    if not ours["differences"]:
+        return f"{equal}."
+    gaps = [d["logit_gap"] for d in ours["differences"]]
+    if None in gaps or max(map(abs, gaps)) > NEAR[dtype]:
+        return f"{equal}, and a difference is larger than rounding in {dtype} explains: please report it."
+    largest = max(map(abs, gaps))
+    return f"{equal}; the others part at a near-tie (logits at most {largest:.3g} apart) that rounding decided."
