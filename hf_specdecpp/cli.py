@@ -122,7 +122,7 @@ def bench(
     names = [name for given in method for name in (ALL if given == "all" else [given])]
     settings = Settings(
         target, draft, head, prompts, names or list(QUICK if quick else USUAL), sample, count, 1 if quick else repeats,
-        max_new_tokens, dtype, threads, traced=3 if quick else 8, minutes=5.0 if quick else None,
+        max_new_tokens, dtype, threads, traced=4 if quick else None, minutes=5.0 if quick else None,
     )  # fmt: skip
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
@@ -132,9 +132,9 @@ def bench(
             on_step=lambda: progress.update(progress.task_ids[-1], advance=1),
         )  # fmt: skip
     for name, found in result["sets"].items():
-        table = Table(*COLUMNS[:-1], title=name)
+        table = Table(*COLUMNS[:1], *COLUMNS[2:-1], title=name)  # what fits in a terminal
         for row in cells(found, sample):
-            table.add_row(*row[:-1])
+            table.add_row(*row[:1], *row[2:-1])
         console.print(table)
     for name, reason in result["unavailable"].items():
         console.print(f"{name} is not available here: {reason}", highlight=False, soft_wrap=True)

@@ -107,14 +107,16 @@ def markdown(columns: Iterable[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 def figure(draw: Callable, name: str, mode: str, found: dict[str, Any]):
-    """A figure with one panel, by `draw`."""
+    """A figure by `draw`, which gets a second panel where the paper has points to compare with."""
     from matplotlib.figure import Figure  # without pyplot, whose state is the caller's
 
-    made = Figure(figsize=(8, 5), layout="constrained")
-    axes = made.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    draw(axes, found, name)
-    axes.set_title(f"{axes.get_title()}\n{name}, {mode}, {found['prompts']} prompts", fontsize="medium")
+    panels = 2 if draw is draw_pareto and name in PAPER_SETS else 1
+    made = Figure(figsize=(8 if panels == 1 else 12, 5), layout="constrained")
+    axes = made.subplots(1, panels, squeeze=False)[0]
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+    title = draw(axes, found, name)
+    made.suptitle(f"{title}\n{name}, {mode}, {found['prompts']} prompts", fontsize="medium")
     return made
 
 
@@ -124,31 +126,34 @@ def best_stock(found: dict[str, Any]) -> str | None:
     return max(stock, key=lambda name: found["methods"][name]["speedup"], default=None)
 
 
-def draw_speedup(axes, found: dict[str, Any], name: str) -> None:
+def draw_speedup(panels, found: dict[str, Any], name: str) -> str:
     """Bars with intervals, plain decoding and hindsight as lines."""
-    methods = found["methods"]
+    (axes,), methods = panels, found["methods"]
     for y, (key, method) in enumerate(methods.items()):
         value, (low, high) = method["speedup"], method["speedup_interval"]
         axes.barh(y, value, color=colour(key), height=0.7)
         axes.errorbar(value, y, xerr=[[value - low], [high - value]], color="black", capsize=3, linewidth=1)
-        axes.annotate(f"{value:.2f}x", (max(high, value), y), (5, 0), textcoords="offset points", va="center")
+        axes.annotate(
+            f"{value:.2f}x", (high, y), (6, 0), textcoords="offset points", va="center", fontsize="small",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
     hindsight = found["replay"]["oracle"]["speedup"]
-    axes.axvline(1, color=COLOURS["plain"], linewidth=1)
-    axes.axvline(hindsight, color="black", linestyle=":", label=f"perfect hindsight with this draft, {hindsight:.2f}x")
+    axes.axvline(1, color=COLOURS["plain"], linewidth=1, zorder=0)
+    axes.axvline(
+        hindsight, color="black", linestyle=":", zorder=0, label=f"perfect hindsight with this draft, {hindsight:.2f}x"
+    )
     axes.set_yticks(range(len(methods)), [method["label"] for method in methods.values()])
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set(xlabel="tokens a second, times plain decoding (median over prompts, 95 % interval)", title="Speed")
+    axes.set(xlabel="tokens a second, times plain decoding (median over prompts, 95 % interval)")
+    axes.get_figure().set_figheight(2.2 + 0.28 * len(methods))
     axes.get_figure().legend(loc="outside lower right", fontsize="small", frameon=False)
+    return "How fast each method is"
 
 
-def draw_pareto(axes, found: dict[str, Any], name: str) -> None:
-    """Target passes against discarded tokens: what each rule trades, by replay."""
-    replay = found["replay"]
-    if name in PAPER_SETS:
-        for method, marker, label in (("SpecDec", "s", "fixed K = 4 to 14"), ("SpecDec++", ".", "SpecDec++")):
-            points = paper_points(PAPER_SETS[name], method)
-            axes.plot(*points, marker, color="#c0c0c0", label=f"paper, Llama-2 7B for 70B: {label}", zorder=1)
+def draw_pareto(panels, found: dict[str, Any], name: str) -> str:
+    """Target passes against discarded tokens: what each rule trades, by replay; and the paper's points."""
+    axes, replay = panels[0], found["replay"]
     fixed = replay["fixed"]
     curve(axes, fixed, colour("assisted"), "o-", "fixed length K")
     for point in fixed:
@@ -161,13 +166,22 @@ def draw_pareto(axes, found: dict[str, Any], name: str) -> None:
     for rule, points in replay["thresholds"].items():
         curve(axes, points, colour(rule), ".-", names[rule])
     curve(axes, [replay["recommended"]], colour("recommended"), "D", "SpecDec++ as recommended")
-    curve(axes, [replay["oracle"]], "black", "*", "perfect hindsight")
-    axes.set(
-        xlabel="discard: drafted tokens thrown away, per generated token", xlim=(-0.05, None),
-        ylabel="verif: target passes per generated token",
-        title=f"What stopping rules trade; lower left is better (replay of {replay['prompts']} prompts)",
-    )  # fmt: skip
-    axes.legend(fontsize="small", frameon=False)
+    hindsight = {"discard": 0.0, "verif": replay["accepted_only_verif"]}
+    curve(axes, [hindsight], "black", "*", "hindsight: exactly the tokens that will be accepted")
+    for panel in panels:
+        panel.set(xlabel="discard: drafted tokens thrown away, per generated token", xlim=(-0.05, None))
+    axes.set_ylabel("verif: target passes per generated token")
+    if len(panels) > 1:
+        axes.set_title("this pair, by replay", fontsize="medium")
+        panels[1].set_title("for reference, the paper: Llama-2-chat 7B drafts for 70B", fontsize="medium")
+        for method, style, shade, label in (
+            ("SpecDec", "o-", colour("assisted"), "fixed length K = 4, 6, ... 14"),
+            ("SpecDec++", ".", colour("specdec++"), "SpecDec++, heads and thresholds of the paper"),
+        ):
+            curve(panels[1], paper_points(PAPER_SETS[name], method), shade, style, label)
+    for panel in panels:
+        panel.legend(fontsize="small", frameon=False)
+    return "What stopping rules trade: fewer target passes for more discarded tokens (lower left is better)"
 
 
 def curve(axes, points: list[dict[str, float]], shade: str, style: str, label: str) -> None:
@@ -179,12 +193,15 @@ def curve(axes, points: list[dict[str, float]], shade: str, style: str, label: s
     )  # fmt: skip
 
 
-def paper_points(data: str, method: str) -> tuple[list[float], list[float]]:
-    """Discard and verification rates of the paper's figure."""
+def paper_points(data: str, method: str) -> list[dict[str, float]]:
+    """The points of the paper's figure."""
     with PAPER.open() as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        chosen = [row for row in rows if (row["dataset"], row["method"]) == (data, method)]
-    return [float(row["discard_rate"]) for row in chosen], [float(row["verification_rate"]) for row in chosen]
+        return [
+            {"discard": float(row["discard_rate"]), "verif": float(row["verification_rate"])}
+            for row in rows
+            if (row["dataset"], row["method"]) == (data, method)
+        ]
 
 
 def shown(found: dict[str, Any], *names: str | None) -> list[tuple[str, dict[str, Any]]]:
@@ -192,9 +209,9 @@ def shown(found: dict[str, Any], *names: str | None) -> list[tuple[str, dict[str
     return [(name, found["methods"][name]) for name in dict.fromkeys(names) if name in found["methods"]]
 
 
-def draw_acceptance(axes, found: dict[str, Any], name: str) -> None:
+def draw_acceptance(panels, found: dict[str, Any], name: str) -> str:
     """The share of drafted tokens that the target accepted, by their place in the draft."""
-    styles = {"assisted": "o--"}
+    (axes,), styles = panels, {"assisted": "s--"}
     for key, method in shown(found, "assisted", best_stock(found), "lookup", "recommended"):
         pairs = zip(method["acceptance_by_position"], method["drafted_by_position"], strict=True)
         kept = [(k, share) for k, (share, drafted) in enumerate(pairs, 1) if drafted >= ENOUGH]
@@ -203,14 +220,13 @@ def draw_acceptance(axes, found: dict[str, Any], name: str) -> None:
             axes.set_ylim(-0.03, 1.03)
             axes.legend(fontsize="small", frameon=False)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(
-        xlabel="position in the draft", ylabel="share of the tokens drafted there that end up in the output",
-        title=f"Acceptance by position (positions with {ENOUGH} drafted tokens or more)",
-    )  # fmt: skip
+    axes.set(xlabel="position in the draft", ylabel="share of the tokens drafted there that end up in the output")
+    return f"How often drafted tokens are accepted (positions with {ENOUGH} drafted tokens or more)"
 
 
-def draw_length(axes, found: dict[str, Any], name: str) -> None:
+def draw_length(panels, found: dict[str, Any], name: str) -> str:
     """Speed of each prompt against the length of its output."""
+    (axes,) = panels
     methods = shown(found, "compiled", best_stock(found), "lookup", "recommended")
     for number, (key, method) in enumerate(methods):
         lengths = [sum(repeats) / len(repeats) for repeats in method["by_prompt"]["new_tokens"]]
@@ -218,10 +234,11 @@ def draw_length(axes, found: dict[str, Any], name: str) -> None:
         shift = (number - (len(methods) - 1) / 2) * 0.8  # of a token, so that equal lengths do not hide each other
         axes.scatter([n + shift for n in lengths], ratios, 30, color=colour(key), alpha=0.8, label=method["label"])
     axes.axhline(1, color=COLOURS["plain"], linewidth=1, label="plain generate")
-    axes.set(xlabel="tokens generated", ylabel="tokens a second, times plain decoding", title="Speed by output length")
+    axes.set(xlabel="tokens generated", ylabel="tokens a second, times plain decoding")
     axes.set_xlim(0, None)
     axes.set_ylim(0, None)
     axes.legend(fontsize="small", frameon=False)
+    return "Speed by the length of the output, a point a prompt"
 
 
 FIGURES = {

@@ -41,7 +41,7 @@ class Settings:
         sets (`list[str]`), count (`int`), seed (`int`): see `load_prompts`.
         methods (`list[str]`): see `new_method`.
         sample (`bool`): temperature 1 and top-k 50, else greedy.
-        traced (`int`): prompts of each set whose drafts are recorded for the replay.
+        traced (`int`, *optional*): prompts of each set whose drafts are recorded for the replay, else all.
         minutes (`float`, *optional*): no prompt is begun that would end later.
     """
 
@@ -56,7 +56,7 @@ class Settings:
     max_new_tokens: int = 64
     dtype: str = "bfloat16"
     threads: int | None = None
-    traced: int = 8
+    traced: int | None = None
     minutes: float | None = None
     seed: int = 0
 

@@ -103,17 +103,18 @@ def summarise(rows: list[Row], methods: list[Method]) -> dict[str, dict[str, Any
     return {m.name: {"label": m.label} | summarise_method(own[m.name], own["plain"]) for m in methods}
 
 
-def mean_acceptance(traces: list[Trace]) -> float:
-    """Accepted per verified token, all before it accepted."""
+def first_acceptance(traces: list[Trace]) -> float:
+    """The share of positions at which the target accepts the token that the draft says next."""
     drafts = [draft for trace in traces for draft in trace.drafts]
-    accepted = sum(draft.accepted for draft in drafts)
-    return accepted / (accepted + sum(draft.accepted < len(draft.tokens) for draft in drafts))
+    return sum(draft.accepted > 0 for draft in drafts) / len(drafts)
 
 
 def summarise_replay(
     traces: list[Trace], costs: CostProfile, longest: int, recommended: StoppingConfig, with_head: bool
 ) -> dict[str, Any]:
     """What fixed lengths, thresholds, the recommended rule and hindsight make of the same drafts, with these costs.
+
+    Hindsight is there twice: where it pays (`oracle`), and drafting all that will be accepted, whatever it costs.
 
     Args:
         longest (`int`): length of the drafts in the traces, the bound of every rule.
@@ -132,8 +133,9 @@ def summarise_replay(
     return {
         "prompts": len(traces),
         "longest": longest,
-        "mean_acceptance": mean_acceptance(traces),
+        "first_acceptance": first_acceptance(traces),
         "oracle": point(oracle(traces, costs)),
+        "accepted_only_verif": oracle(traces, CostProfile(1e-9, (1.0,))).verification_rate,
         "recommended": of(bounded),
         "fixed": [
             of(StoppingConfig(None, 1, longest, "fixed", {"length": k}), length=k) for k in range(1, longest + 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 # Logits that differ by less may swap places when a pass over several tokens rounds otherwise than a pass over one.
 NEAR = {"bfloat16": 1.0, "float16": 0.2, "float32": 0.001}
-FEW = 6  # prompts, below which an interval is a rough guide
+FEW = 6  # prompts, below which the interval of a median says little
 
 
 def verdict(result: dict[str, Any]) -> str:
@@ -21,8 +21,6 @@ def judged(found: dict[str, Any], result: dict[str, Any]) -> str:
     sentences = [*gain(found, result["unavailable"]), limit(found, result["costs"])]
     if "recommended" in found["methods"] and not result["configuration"]["sample"]:
         sentences.append(exactness(found, result["configuration"]["dtype"]))
-    if found["prompts"] < FEW:
-        sentences.append(f"Take these numbers as a rough guide: they rest on {found['prompts']} prompts.")
     return " ".join(sentences)
 
 
@@ -31,10 +29,11 @@ def conditions(name: str, result: dict[str, Any]) -> str:
     asked, found = result["configuration"], result["sets"][name]
     low, high = found["prompt_tokens"]
     device = result["device"] if result["device"] != "cpu" else f"CPU with {result['threads']} threads"
+    runs = f"{asked['repeats']} timed run{'s' * (asked['repeats'] > 1)} of each method in turn"
     mode = "sampling (temperature 1, top-k 50)" if asked["sample"] else "greedy"
     return (
         f"{name}, {mode}, {found['prompts']} prompts of {low} to {high} tokens, at most {asked['max_new_tokens']} new "
-        f"tokens, {asked['repeats']} interleaved timed runs, batch size 1, {asked['dtype']}, {device}, torch "
+        f"tokens, {runs}, batch size 1, {asked['dtype']}, {device}, torch "
         f"{result['versions']['torch']}, transformers {result['versions']['transformers']}; medians over prompts with "
         "95 % bootstrap intervals"
     )
@@ -46,15 +45,18 @@ def gain(found: dict[str, Any], unavailable: dict[str, str]) -> list[str]:
     ours = methods.get("recommended")
     if ours is not None:
         low, high = ours["speedup_interval"]
-        if low > 1:
+        if found["prompts"] < FEW:
+            meaning = f"but {found['prompts']} prompts are too few to tell whether it pays"
+        elif low > 1:
             meaning = "it pays"
         elif high < 1:
             meaning = "it does not pay, so decode without it"
         else:
             meaning = "whether it pays cannot be told from these prompts"
+        rates = [methods[name]["tokens_per_second"] for name in ("recommended", "plain")]
         sentences.append(
             f"With this pair SpecDec++ is {ours['speedup']:.2f}x plain decoding, 95 % interval {low:.2f} to "
-            f"{high:.2f}: {meaning}."
+            f"{high:.2f} ({rates[0]:.1f} against {rates[1]:.1f} tokens a second): {meaning}."
         )
     elif "recommended" in unavailable:
         sentences.append(f"SpecDec++ does not run with this pair ({unavailable['recommended']}).")
@@ -81,12 +83,15 @@ def speed(method: dict[str, Any]) -> str:
 def limit(found: dict[str, Any], costs: dict[str, Any]) -> str:
     """What no way of stopping gets past: hindsight, in a replay of recorded drafts with the measured costs."""
     share = costs["draft_seconds"] / costs["verify_seconds"][0]
-    best, accepted = found["replay"]["oracle"]["speedup"], found["replay"]["mean_acceptance"]
-    limits = f"which limits any method of stopping to about {best:.2f}x plain decoding, even with perfect hindsight"
+    best, accepted = found["replay"]["oracle"]["speedup"], found["replay"]["first_acceptance"]
+    pair = f"Your draft costs {share:.2f} of a target step and says the target's next token {accepted:.0%} of the time"
     if best < 1.02:
-        limits = "so it cannot pay here, whenever one stops drafting: take a faster or a better draft"
-    cost = f"Your draft costs {share:.2f} of a target step"
-    return f"{cost}, and the target accepts {accepted:.0%} of its tokens, {limits}."
+        return f"{pair}, so it cannot pay here, whenever one stops drafting: take a faster or a better draft."
+    limits = f"{pair}, which limits any method of stopping to about {best:.2f}x, even with perfect hindsight."
+    ours = found["methods"].get("recommended")
+    if ours is not None and ours["speedup_interval"][0] > 1.1 * best:
+        limits += " What was timed lies above that, so the machine was not quiet: measure again."
+    return limits
 
 
 def exactness(found: dict[str, Any], dtype: str) -> str:
@@ -99,4 +104,4 @@ def exactness(found: dict[str, Any], dtype: str) -> str:
     if None in gaps or max(map(abs, gaps)) > NEAR[dtype]:
         return f"{equal}, and a difference is larger than rounding in {dtype} explains: please report it."
     largest = max(map(abs, gaps))
-    return f"{equal}; the others part at a near-tie (logits at most {largest:.3g} apart) that rounding decided."
+    return f"{equal}; elsewhere rounding decided a near-tie (the two logits differ by {largest:.2g} at most)."

@@ -6,7 +6,7 @@ import pytest
 
 from hf_specdecpp.bench.measure import Row
 from hf_specdecpp.bench.methods import Method
-from hf_specdecpp.bench.summary import finished, interval, mean_acceptance, summarise, summarise_replay, total
+from hf_specdecpp.bench.summary import finished, first_acceptance, interval, summarise, summarise_replay, total
 from hf_specdecpp.statistics import GenerationStatistics
 from hf_specdecpp.stopping import CostProfile, DraftedToken, StoppingConfig
 from hf_specdecpp.trace import Draft, Trace
@@ -76,4 +76,5 @@ def test_the_replay_knows_fixed_lengths_thresholds_and_hindsight():
     assert found["fixed"][1] == {"length": 2} | found["recommended"]
     assert found["oracle"]["speedup"] == pytest.approx(5 / 2.3) and found["oracle"]["discard"] == 0
     assert set(found["thresholds"]) == {"cumulative-confidence", "svip", "adaedl"}
-    assert found["mean_acceptance"] == mean_acceptance(traces) == 3 / 7
+    assert found["first_acceptance"] == first_acceptance(traces) == 2 / 5
+    assert found["accepted_only_verif"] == 2 / 5
