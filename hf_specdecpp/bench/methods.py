@@ -155,6 +155,8 @@ def rule_config(
     """A rule with its bounds; the cost-aware one does without a head where there is none."""
     head = active_head(draft)
     settings = {"uses_head": False} if rule == "cost-aware" and head is None else {}
+    if rule == "specdec++" and head is None:
+        threshold = threshold or 0.7  # recommended by nobody, so that the generation says what is missing: the head
     return with_costs(StoppingConfig(threshold, rule=rule, settings=settings).filled_from(head), costs)
 
 

@@ -168,8 +168,6 @@ def draw_pareto(panels, found: dict[str, Any], name: str) -> str:
     curve(axes, [replay["recommended"]], colour("recommended"), "D", "SpecDec++ as recommended")
     hindsight = {"discard": 0.0, "verif": replay["accepted_only_verif"]}
     curve(axes, [hindsight], "black", "*", "hindsight: exactly the tokens that will be accepted")
-    for panel in panels:
-        panel.set(xlabel="discard: drafted tokens thrown away, per generated token", xlim=(-0.05, None))
     axes.set_ylabel("verif: target passes per generated token")
     if len(panels) > 1:
         axes.set_title("this pair, by replay", fontsize="medium")
@@ -180,6 +178,7 @@ def draw_pareto(panels, found: dict[str, Any], name: str) -> str:
         ):
             curve(panels[1], paper_points(PAPER_SETS[name], method), shade, style, label)
     for panel in panels:
+        panel.set(xlabel="discard: drafted tokens thrown away, per generated token", xlim=(-0.05, None))
         panel.legend(fontsize="small", frameon=False)
     return "What stopping rules trade: fewer target passes for more discarded tokens (lower left is better)"
 
@@ -219,6 +218,7 @@ def draw_acceptance(panels, found: dict[str, Any], name: str) -> str:
             axes.plot(*zip(*kept, strict=True), styles.get(key, "o-"), color=colour(key), label=method["label"])
             axes.set_ylim(-0.03, 1.03)
             axes.legend(fontsize="small", frameon=False)
+    axes.set_xlim(0.8, None)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="position in the draft", ylabel="share of the tokens drafted there that end up in the output")
     return f"How often drafted tokens are accepted (positions with {ENOUGH} drafted tokens or more)"
