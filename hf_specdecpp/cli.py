@@ -151,7 +151,10 @@ def report(
     from .bench.report import write_report
     from .bench.run import read_result
 
-    files = write_report({path.stem: read_result(path) for path in results}, output)
+    found = {path.stem: read_result(path) for path in results}
+    if len(found) < len(results):
+        raise ValueError("two results have the same file name, which their figures are named by: rename one")
+    files = write_report(found, output)
     console.print(f"{len(files)} files in {output}")
 
 

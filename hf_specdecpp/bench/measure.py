@@ -175,7 +175,7 @@ def obstacle(bench: Bench, method: Method, prompt: Tensor) -> str | None:
         bench.run(method, prompt)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         sentences, *_ = str(error).strip().split("\n\n")  # what follows is torch's advice on debugging itself
-        return f"{type(error).__name__}: {' '.join(sentences.split())}"
+        return f"{type(error).__name__}: {' '.join(sentences.split())[:300]}"
 
 
 def resume(path: Path, header: dict[str, Any]) -> tuple[list[Row], Callable[[Row], None]]:

@@ -170,7 +170,7 @@ def draw_pareto(panels, found: dict[str, Any], name: str) -> str:
     curve(axes, [hindsight], "black", "*", "hindsight: exactly the tokens that will be accepted")
     axes.set_ylabel("verif: target passes per generated token")
     if len(panels) > 1:
-        axes.set_title("this pair, by replay", fontsize="medium")
+        axes.set_title("this pair", fontsize="medium")
         panels[1].set_title("for reference, the paper: Llama-2-chat 7B drafts for 70B", fontsize="medium")
         for method, style, shade, label in (
             ("SpecDec", "o-", colour("assisted"), "fixed length K = 4, 6, ... 14"),
@@ -180,7 +180,7 @@ def draw_pareto(panels, found: dict[str, Any], name: str) -> str:
     for panel in panels:
         panel.set(xlabel="discard: drafted tokens thrown away, per generated token", xlim=(-0.05, None))
         panel.legend(fontsize="small", frameon=False)
-    return "What stopping rules trade: fewer target passes for more discarded tokens (lower left is better)"
+    return f"What stopping rules trade, by replay of {replay['prompts']} of the prompts (lower left is better)"
 
 
 def curve(axes, points: list[dict[str, float]], shade: str, style: str, label: str) -> None:

@@ -104,4 +104,4 @@ def exactness(found: dict[str, Any], dtype: str) -> str:
     if None in gaps or max(map(abs, gaps)) > NEAR[dtype]:
         return f"{equal}, and a difference is larger than rounding in {dtype} explains: please report it."
     largest = max(map(abs, gaps))
-    return f"{equal}; elsewhere rounding decided a near-tie (the two logits differ by {largest:.2g} at most)."
+    return f"{equal}; elsewhere rounding decided a near-tie (the two logits differ by at most {largest:.2g})."

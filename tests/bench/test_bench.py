@@ -136,6 +136,7 @@ def test_the_report_makes_tables_and_every_figure(measured, tmp_path):
     assert len(table) == 2 * (2 + 4) and len({line.count("|") for line in table}) == 1
     (tmp_path / "none.json").write_text("{}")
     assert "holds no result" in invoke("bench", "report", tmp_path / "none.json", "--output", tmp_path).output
+    assert "the same file name" in invoke("bench", "report", measured, measured, "--output", tmp_path).output
 
 
 def test_the_papers_points_are_at_hand():
