@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,99 +14,47 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import PreTrainedModel, TextStreamer, set_seed
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers import PreTrainedModel, TextStreamer
 
-from .candidate_generator import SpecDecPP, active_head_config
+from .bench.measure import COUNTED, Bench, Row, measure
+from .bench.methods import Method, assisted, new_method, specdecpp
+from .bench.sets import MIXED
+from .bench.summary import total
+from .candidate_generator import active_head_config
 from .cost_measurement import measure_costs
 from .data import prompt_ids
 from .decoding import Decoding
 from .demo_pair import DRAFT, HEADS, demo_target, public_name, shipped
 from .loading import load_head, load_model, load_tokenizer
-from .statistics import GenerationStatistics, collect_stats
 from .stopping import StoppingConfig
 
-PROMPTS = [
-    "Explain in simple words why the sky is blue.",
-    "Write three tips for someone who starts running.",
-    "A baker sells 12 loaves in the morning and twice as many in the afternoon, at $3 each. How much does she earn?",
-    "Write a Python function that returns the n-th Fibonacci number.",
-]
 FIXED_LENGTHS = (1, 2, 3, 4, 6)
 
 
-@dataclass
-class Method:
-    """One way to decode: the keywords of the timed calls, and of the call that counts rounds if that differs."""
+class Timed:
+    """A method with its rows."""
 
-    name: str
-    timed: dict[str, Any]
-    counted: dict[str, Any] | None = None
-    draft_length: int | None = None  # for transformers' assisted decoding with a fixed number of tokens
-    seconds: list[float] = field(default_factory=list)
-    new_tokens: list[int] = field(default_factory=list)
-    outputs: list[list[int]] = field(default_factory=list)
-    statistics: GenerationStatistics | None = None
+    def __init__(self, method: Method, rows: list[Row]):
+        own = [row for row in rows if row.method == method.name]
+        timed = [row for row in own if row.repeat != COUNTED]
+        counted = [row for row in own if row.repeat == COUNTED]
+        self.name = method.label.removeprefix("transformers ")
+        self.seconds, self.new_tokens = [row.seconds for row in timed], [row.new_tokens for row in timed]
+        self.outputs = [row.ids for row in counted]
+        self.statistics = total(row.statistics for row in counted)
 
+    @property
     def rates(self) -> list[float]:
         """Tokens/s of every timed run."""
         return [n / s for n, s in zip(self.new_tokens, self.seconds, strict=True)]
 
+    def ratios(self, plain: Timed) -> list[float]:
+        """Speed of each timed run relative to the plain run of the same prompt and repeat."""
+        return [a / b for a, b in zip(self.rates, plain.rates, strict=True)]
 
-@contextmanager
-def fixed_draft_length(draft: PreTrainedModel, length: int | None) -> Iterator[None]:
-    """Within the context transformers drafts `length` tokens a round; `None` leaves its defaults."""
-    before = draft.generation_config.to_dict()
-    if length is not None:
-        draft.generation_config.update(
-            num_assistant_tokens=length, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
-        )
-    try:
-        yield
-    finally:
-        draft.generation_config.update(**before)
-
-
-class Bench:
-    """Runs methods on prompts with one target and draft."""
-
-    def __init__(
-        self, target: PreTrainedModel, draft: PreTrainedModel, prompts: list[Tensor], decoding: dict[str, Any]
-    ):
-        self.target, self.draft, self.prompts, self.decoding = target, draft, prompts, decoding
-
-    def run(self, method: Method, prompt: int, **kwargs) -> tuple[list[int], float]:
-        """The new tokens of one generation, and its seconds."""
-        ids = self.prompts[prompt]
-        set_seed(prompt)
-        with fixed_draft_length(self.draft, method.draft_length):
-            start = time.perf_counter()
-            output = self.target.generate(ids, attention_mask=torch.ones_like(ids), **self.decoding, **kwargs)
-            new_tokens = output[0, ids.shape[1] :].tolist()
-            return new_tokens, time.perf_counter() - start
-
-    def warm_up(self, method: Method) -> None:
-        """Runs a method once on every prompt, untimed, for its outputs and its counts."""
-        with collect_stats() as stats:
-            method.outputs = [
-                self.run(method, i, **(method.counted or method.timed))[0] for i in range(len(self.prompts))
-            ]
-        method.statistics = stats
-
-    def time(self, methods: list[Method], repeats: int, prompts: int | None = None) -> None:
-        """Times the methods in turn on every prompt, A B C A B C, `repeats` times."""
-        for _ in range(repeats):
-            for prompt in range(len(self.prompts[:prompts])):
-                for method in methods:
-                    new_tokens, seconds = self.run(method, prompt, **method.timed)
-                    method.new_tokens.append(len(new_tokens))
-                    method.seconds.append(seconds)
-
-
-def assisted(draft: PreTrainedModel, name: str, draft_length: int | None = None) -> Method:
-    """transformers' own assisted decoding; the counted call goes through the same loop and generator."""
-    timed = {"assistant_model": draft}
-    return Method(name, timed, timed | {"candidate_generator": AssistedCandidateGenerator}, draft_length)
+    def equal(self, plain: Timed) -> list[bool]:
+        """For each prompt, whether the tokens are those of plain decoding."""
+        return [a == b for a, b in zip(self.outputs, plain.outputs, strict=True)]
 
 
 def run_demo(
@@ -124,7 +69,7 @@ def run_demo(
     dtype: str,
     json_file: Path | None,
     console: Console,
-) -> list[Method]:
+) -> None:
     """Loads the pair, streams one answer, times the methods and prints the table. See the CLI for the arguments."""
     stopping_config = StoppingConfig(threshold=threshold)
     target = target or demo_target()
@@ -143,66 +88,54 @@ def run_demo(
             costs = measure_costs(target_model, draft_model, max_draft_length=8, context_length=96, repeats=5)
         stopping_config = replace(stopping_config, settings={**stopping_config.settings, "costs": asdict(costs)})
 
-    texts = prompts or PROMPTS
+    texts = prompts or MIXED[:4]
     ids = [torch.tensor([prompt_ids(tokenizer, text)], device=target_model.device) for text in texts]
     decoding = Decoding(do_sample=True) if sample else Decoding()
-    bench = Bench(target_model, draft_model, ids, decoding.generate_kwargs() | {"max_new_tokens": max_new_tokens})
-    ours = {"assistant_model": draft_model, "candidate_generator": SpecDecPP, "stopping_config": stopping_config}
+    bench = Bench(target_model, draft_model, decoding.generate_kwargs() | {"max_new_tokens": max_new_tokens})
+    ours = Method("recommended", "SpecDec++", *specdecpp(draft_model, stopping_config))
 
     console.print(f"\n[bold]{texts[0]}[/bold]")
-    streamed = Method(
-        "streamed", ours | {"streamer": TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)}
-    )
-    bench.run(streamed, 0, **streamed.timed)
+    bench.run(ours, ids[0], streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
 
-    plain = Method("plain generate", {})
-    default = assisted(draft_model, "assisted, default")
-    candidates = [assisted(draft_model, f"assisted, {k} token{'s' * (k > 1)}", k) for k in FIXED_LENGTHS]
+    fixed = {k: assisted(draft_model, str(k)) for k in FIXED_LENGTHS}
     with console.status("choosing the best fixed draft length for transformers"):
-        bench.time(candidates, repeats=1, prompts=2)
-    best = max(candidates, key=lambda m: sum(m.new_tokens) / sum(m.seconds))
-    sweep = {m.draft_length: sum(m.new_tokens) / sum(m.seconds) for m in candidates}
-    best.seconds, best.new_tokens = [], []
-    best.name = f"assisted, best fixed ({best.draft_length})"
-    methods = [plain, default, best, Method("SpecDec++", ours)]
+        rows = list(measure(bench, list(fixed.values()), {"demo": ids[:2]}, repeats=1, first_repeat=1))
+    sweep = {k: Timed(method, rows) for k, method in fixed.items()}
+    sweep = {k: sum(timed.new_tokens) / sum(timed.seconds) for k, timed in sweep.items()}
+    best = max(sweep, key=sweep.get)
+    methods = [
+        new_method("plain", target_model, draft_model),
+        assisted(draft_model),
+        replace(fixed[best], label=f"assisted, best fixed ({best})"),
+        ours,
+    ]
     with console.status("timing"):
-        for method in methods:
-            bench.warm_up(method)
-        bench.time(methods, repeats)
+        rows = list(measure(bench, methods, {"demo": ids}, repeats))
+    found = [Timed(method, rows) for method in methods]
 
-    console.print(table(methods, sample))
+    console.print(table(found, sample))
     console.print(conditions(target_model, ids, max_new_tokens, repeats, dtype), soft_wrap=True)
     if json_file is not None:
         json_file.write_text(
-            json.dumps(
-                report(methods, sweep, texts, target_model, draft_model, dtype, head, stopping_config), indent=1
-            )
+            json.dumps(report(found, sweep, texts, target_model, draft_model, dtype, head, stopping_config), indent=1)
         )
-    return methods
 
 
-def ratios(method: Method, plain: Method) -> list[float]:
-    """Speed of each timed run relative to the plain run of the same prompt and repeat."""
-    return [a / b for a, b in zip(method.rates(), plain.rates(), strict=True)]
-
-
-def table(methods: list[Method], sample: bool) -> Table:
+def table(methods: list[Timed], sample: bool) -> Table:
     plain = methods[0]
     result = Table("method", "tokens/s (min - max)", "x plain", "tokens / target pass", "verif", "discard", "= plain")
     for column in result.columns[1:]:
         column.justify = "right"
     for m in methods:
-        rates, stats = sorted(m.rates()), m.statistics
-        equal = sum(a == b for a, b in zip(m.outputs, plain.outputs, strict=True))
-        counted = m is not plain
+        rates, stats = sorted(m.rates), m.statistics
         result.add_row(
             m.name,
             f"{statistics.median(rates):.1f} ({rates[0]:.1f} - {rates[-1]:.1f})",
-            f"{statistics.median(ratios(m, plain)):.2f}",
-            f"{stats.tokens_per_target_pass:.2f}" if counted else "1.00",
-            f"{stats.verification_rate:.3f}" if counted else "1.000",
-            f"{stats.discard_rate:.3f}" if counted else "0.000",
-            "sampled" if sample else f"{equal} of {len(m.outputs)}",
+            f"{statistics.median(m.ratios(plain)):.2f}",
+            f"{stats.tokens_per_target_pass:.2f}",
+            f"{stats.verification_rate:.3f}",
+            f"{stats.discard_rate:.3f}",
+            "sampled" if sample else f"{sum(m.equal(plain))} of {len(m.outputs)}",
         )
     return result
 
@@ -234,17 +167,17 @@ def report(methods, sweep, texts, target, draft, dtype, head, stopping_config) -
         "methods": [
             {
                 "name": m.name,
-                "tokens_per_second": statistics.median(m.rates()),
-                "ratio_to_plain": statistics.median(ratios(m, plain)),
-                "ratios": ratios(m, plain),
+                "tokens_per_second": statistics.median(m.rates),
+                "ratio_to_plain": statistics.median(m.ratios(plain)),
+                "ratios": m.ratios(plain),
                 "seconds": m.seconds,
                 "new_tokens": m.new_tokens,
                 "outputs": m.outputs,
-                "equal_to_plain": [a == b for a, b in zip(m.outputs, plain.outputs, strict=True)],
+                "equal_to_plain": m.equal(plain),
                 "rounds": m.statistics.rounds,
                 "drafted": m.statistics.drafted,
                 "accepted": m.statistics.accepted,
-                "verification_rate": m.statistics.verification_rate if m is not plain else 1.0,
+                "verification_rate": m.statistics.verification_rate,
                 "discard_rate": m.statistics.discard_rate,
                 "acceptance_by_position": m.statistics.acceptance_by_position,
                 "stop_reasons": m.statistics.stop_reasons,

@@ -48,7 +48,8 @@ def run(material, tmp_path, monkeypatch):
         assert {role: model["name"] for role, model in result["models"].items()} == {role: role for role in roles}
         assert result["dtype"] == "float32" and result["threads"] >= 1 and "torch" in result["versions"]
         assert len(result["git_revision"].removesuffix("-dirty")) == 40
-        assert f"{script} --{roles[0]} {roles[0]} " in result["command"] and "/" not in result["command"]
+        assert result["command"].startswith(f"python benchmarks/{script} --{roles[0]} {roles[0]} ")
+        assert " /" not in result["command"]
         return result
 
     return run

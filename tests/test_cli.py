@@ -3,12 +3,10 @@
 import json
 
 import pytest
-import torch
 from conftest import similar_draft, with_head
 from typer.testing import CliRunner
 
 from hf_specdecpp.cli import app
-from hf_specdecpp.demo import Method, fixed_draft_length, ratios
 
 runner = CliRunner()
 
@@ -85,22 +83,6 @@ def test_errors_are_one_sentence_and_no_traceback(arguments, message):
     result = run(*arguments)
     assert result.exit_code == 1
     assert message in result.output and "Traceback" not in result.output
-
-
-def test_ratios_are_paired_by_prompt_and_repeat():
-    plain = Method("plain", {}, seconds=[1.0, 2.0], new_tokens=[10, 10])
-    fast = Method("fast", {}, seconds=[0.5, 0.5], new_tokens=[10, 10])
-    assert ratios(fast, plain) == [2.0, 4.0]
-
-
-def test_a_fixed_draft_length_is_given_back(target):
-    before = target.generation_config.to_dict()
-    with fixed_draft_length(target, 3):
-        assert target.generation_config.num_assistant_tokens == 3
-    assert target.generation_config.to_dict() == before
-    with pytest.raises(KeyError), fixed_draft_length(target, 3):
-        raise KeyError
-    assert target.generation_config.to_dict() == before and torch.get_num_threads() > 0
 
 
 def test_a_calibration_is_measured_once_kept_and_drawn(pair, tmp_path):

@@ -5,7 +5,7 @@ import inspect
 import peft
 import pytest
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, LlamaForCausalLM
+from transformers import CompileConfig, DynamicCache, GenerationConfig, GenerationMixin, LlamaForCausalLM
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, CandidateGenerator
 
 from hf_specdecpp import SpecDecPP
@@ -71,6 +71,12 @@ def test_defaults_that_we_tell_from_the_callers_wishes():
     assert defaults["num_assistant_tokens"] == 20
     assert defaults["num_assistant_tokens_schedule"] == "constant"
     assert defaults["assistant_confidence_threshold"] == 0.4
+
+
+def test_the_benchmark_can_have_decoding_compiled_on_a_cpu_and_lookups_counted():
+    assert CompileConfig._compile_all_devices is None
+    assert "compile_config._compile_all_devices" in source(GenerationMixin._valid_auto_compile_criteria)
+    assert "eos_token_id=generation_config._eos_token_tensor" in source(GenerationMixin._get_candidate_generator)
 
 
 def test_caches_roll_back_by_negative_counts():

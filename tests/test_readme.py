@@ -60,12 +60,14 @@ def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
     monkeypatch.chdir(tmp_path)
     names = {
         "org/target": "target", "org/draft": "draft", "databricks/databricks-dolly-15k": "prompts.jsonl", "1000": "12",
+        "alpaca": "alpaca=prompts.jsonl",
     }  # fmt: skip
     short = {
         "label": ["--max-new-tokens", "8"],
         "train": [],
         "calibrate": ["--max-draft-length", "2"],
         "demo": ["--max-new-tokens", "8", "--repeats", "1"],
+        "bench": ["--max-new-tokens", "8", "--count", "2", "--repeats", "1", "--method", "recommended"],
         "push": ["--target", "org/target", "--draft", "org/draft"],
     }
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("specdecpp")]
@@ -74,7 +76,9 @@ def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
         _, name, *arguments = shlex.split(command)
         if name != "push":  # it asks for names on the Hub
             arguments = [names.get(word, word) for word in arguments]
-        result = CliRunner().invoke(app, [name, *arguments, *short[name]])
+        if arguments[0] != "report":
+            arguments += short[name]
+        result = CliRunner().invoke(app, [name, *arguments])
         assert result.exit_code == 0, f"{command}\n{result.output}"
 
 

@@ -1,0 +1,1 @@
+"""`specdecpp bench`: what a pair gains on a machine and on prompts, measured, kept and drawn."""

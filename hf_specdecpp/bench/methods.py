@@ -1,0 +1,172 @@
+"""The ways to decode that are compared, each a name and the keywords that a user would give to `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from transformers import CompileConfig, PreTrainedModel
+from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
+
+from ..candidate_generator import SpecDecPP, recommending_head
+from ..stopping import RULES, CostProfile, StoppingConfig
+from ..stopping.rule import TimedRule
+
+QUICK = ("plain", "assisted", *(f"assisted={k}" for k in (1, 2, 3, 5)), "lookup", "recommended")
+USUAL = (
+    "plain", "compiled", "assisted", "assisted=heuristic", *(f"assisted={k}" for k in (1, 2, 3, 4, 5, 6, 8)), "lookup",
+    "recommended",
+)  # fmt: skip
+# Those that need no further setting; "fixed" needs a length, and combinations are for Python.
+SINGLE_RULES = tuple(rule for rule in RULES if rule not in ("fixed", "any", "all"))
+ALL = (*USUAL, *(f"fixed={k}" for k in (1, 2, 3, 4, 5, 6, 8)), *SINGLE_RULES)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode.
+
+    Args:
+        name (`str`): as on the command line.
+        label (`str`): as in tables.
+        keywords (`dict`): of `generate`, in the calls that are timed.
+        counted (`dict`, *optional*): what the call that counts rounds takes besides; `None` where each pass of the
+            target makes one token, so that there is nothing to count.
+        drafting (`dict`): settings of the draft's generation config meanwhile, where transformers looks for them.
+    """
+
+    name: str
+    label: str
+    keywords: dict[str, Any]
+    counted: dict[str, Any] | None = None
+    drafting: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def draft_settings(draft: PreTrainedModel, settings: dict[str, Any]) -> Iterator[None]:
+    """Within the context the draft's generation config has `settings`."""
+    before = draft.generation_config.to_dict()
+    draft.generation_config.update(**settings)
+    try:
+        yield
+    finally:
+        draft.generation_config.update(**before)
+
+
+def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs: CostProfile | None = None) -> Method:
+    """The method called `name`: NAME or NAME=VALUE.
+
+    - `plain`; `compiled`, with a static cache;
+    - `assisted`, transformers' default; `assisted=heuristic`; `assisted=K` with K tokens a round;
+    - `lookup` or `lookup=K`, K tokens from the prompt;
+    - `recommended`, SpecDec++ as the head recommends it, or without a head the cost-aware rule;
+    - a rule of `StoppingConfig`, with its threshold (`svip=0.3`) or, for `fixed`, its length.
+
+    Args:
+        costs (`CostProfile`, *optional*): for rules that count seconds.
+
+    Raises:
+        ValueError: for another name, or a value that it does not take.
+    """
+    kind, _, value = name.partition("=")
+    try:
+        match kind:
+            case "plain" if not value:
+                return Method(name, "plain generate", {})
+            case "compiled" if not value:
+                return compiled()
+            case "assisted":
+                return assisted(draft, value)
+            case "lookup":
+                return lookup(target, int(value or 10))
+            case "recommended" if not value:
+                config = recommendation(draft, costs)
+                return Method(name, "SpecDec++", *specdecpp(draft, config))
+            case "fixed":
+                config = StoppingConfig(
+                    rule=kind, settings={"length": int(value)}, max_draft_length=max(int(value), 1)
+                )
+                return Method(name, f"our loop, fixed {value}", *specdecpp(draft, config))
+            case _ if kind in SINGLE_RULES:
+                config = rule_config(kind, float(value) if value else None, draft, costs)
+                return Method(name, f"our loop, {kind} {value}".strip(), *specdecpp(draft, config))
+    except ValueError as error:
+        raise ValueError(f"the method {name!r} cannot be: {error}") from error
+    known = ("plain", "compiled", "assisted", "lookup", "recommended", "fixed", *SINGLE_RULES)
+    raise ValueError(f"there is no method {name!r}: choose among {', '.join(known)}, some with =VALUE")
+
+
+def compiled(backend: str = "inductor") -> Method:
+    """Plain decoding with `torch.compile`, which transformers leaves out on a CPU unless told otherwise."""
+    config = CompileConfig(backend=backend)
+    config._compile_all_devices = True
+    return Method("compiled", "plain generate, compiled", {"cache_implementation": "static", "compile_config": config})
+
+
+def assisted(draft: PreTrainedModel, value: str = "") -> Method:
+    """transformers' own assisted decoding; the counted call goes through the same loop and generator."""
+    name, label, settings = f"assisted={value}", f"fixed {value}", {}
+    if not value:
+        name, label = "assisted", "default"
+    elif value == "heuristic":
+        label = value
+        settings = {"num_assistant_tokens": 5, "num_assistant_tokens_schedule": value}
+    else:
+        settings = {"num_assistant_tokens": int(value), "num_assistant_tokens_schedule": "constant"}
+    if settings:
+        settings["assistant_confidence_threshold"] = 0.0
+    keywords, counted = {"assistant_model": draft}, {"candidate_generator": AssistedCandidateGenerator}
+    return Method(name, f"transformers assisted, {label}", keywords, counted, settings)
+
+
+def lookup(target: PreTrainedModel, length: int) -> Method:
+    """Prompt lookup: the candidates are what followed the last tokens where they stood before; no draft model."""
+
+    def counted(generation_config, logits_processor):
+        return PromptLookupCandidateGenerator(
+            generation_config._eos_token_tensor, length, max_length=generation_config.max_length,
+            logits_processor=logits_processor, vocab_size=target.config.get_text_config().vocab_size,
+        )  # fmt: skip
+
+    name = "lookup" if length == 10 else f"lookup={length}"
+    return Method(
+        name, f"prompt lookup, {length}", {"prompt_lookup_num_tokens": length}, {"candidate_generator": counted}
+    )
+
+
+def specdecpp(draft: PreTrainedModel, config: StoppingConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keywords of `SpecDecPP`, and none besides to count."""
+    return {"assistant_model": draft, "candidate_generator": SpecDecPP, "stopping_config": config}, {}
+
+
+def recommendation(draft: PreTrainedModel, costs: CostProfile | None = None) -> StoppingConfig:
+    """What the active head recommends, with `costs` if its rule counts seconds; without a head the cost-aware rule."""
+    head = active_head(draft)
+    if head is None:
+        return rule_config("cost-aware", None, draft, costs)
+    return with_costs(StoppingConfig().filled_from(head), costs)
+
+
+def rule_config(
+    rule: str, threshold: float | None, draft: PreTrainedModel, costs: CostProfile | None = None
+) -> StoppingConfig:
+    """A rule with its bounds; the cost-aware one does without a head where there is none."""
+    head = active_head(draft)
+    settings = {"uses_head": False} if rule == "cost-aware" and head is None else {}
+    if rule == "specdec++" and head is None:
+        threshold = threshold or 0.7  # recommended by nobody, so that the generation says what is missing: the head
+    return with_costs(StoppingConfig(threshold, rule=rule, settings=settings).filled_from(head), costs)
+
+
+def with_costs(config: StoppingConfig, costs: CostProfile | None) -> StoppingConfig:
+    """`config`, knowing `costs` if its rule counts seconds."""
+    if costs is None or not issubclass(RULES[config.rule], TimedRule):
+        return config
+    return replace(config, settings={**config.settings, "costs": asdict(costs)})
+
+
+def active_head(draft: PreTrainedModel):
+    """The configuration of the head that is active on `draft`, if one is."""
+    return recommending_head(draft, StoppingConfig(rule="fixed", settings={"length": 1}))

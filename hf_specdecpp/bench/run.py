@@ -1,0 +1,207 @@
+"""One run of `specdecpp bench`: loads a pair, measures costs, traces and methods, and returns the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..calibration import Calibration
+from ..candidate_generator import check_pair
+from ..cost_measurement import calibrate
+from ..data import prompt_ids
+from ..decoding import Decoding
+from ..demo_pair import DRAFT, HEADS, demo_target, shipped
+from ..files import write_atomically
+from ..loading import load_head, load_model, load_tokenizer
+from ..trace import read_traces, record_traces
+from .conditions import conditions, public
+from .measure import Bench, Row, measure, obstacle, resume
+from .methods import active_head, new_method, recommendation
+from .sets import load_prompts
+from .summary import finished, summarise, summarise_replay
+
+LONGEST = 8  # drafts in traces, and the most tokens whose verification is timed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run measures.
+
+    Args:
+        target, draft, head (`str`, *optional*): names or folders. Without a draft it is the demo's pair; a draft of
+            your own without a head is measured by what needs none.
+        sets (`list[str]`), count (`int`), seed (`int`): see `load_prompts`.
+        methods (`list[str]`): see `new_method`.
+        sample (`bool`): temperature 1 and top-k 50, else greedy.
+        traced (`int`, *optional*): prompts of each set whose drafts are recorded for the replay, else all.
+        minutes (`float`, *optional*): no prompt is begun that would end later.
+    """
+
+    target: str | None
+    draft: str | None
+    head: str | None
+    sets: list[str]
+    methods: list[str]
+    sample: bool = False
+    count: int = 12
+    repeats: int = 3
+    max_new_tokens: int = 64
+    dtype: str = "bfloat16"
+    threads: int | None = None
+    traced: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+
+    def filled(self) -> Settings:
+        """With the demo's pair, or the parts of it, in place of what was left out.
+
+        Raises:
+            ValueError: if these are not there, as in an installation without the repository.
+        """
+        head = self.head
+        if self.draft is None and head is None:
+            head = shipped(HEADS / ("sampling" if self.sample else "greedy"))
+        return replace(self, target=self.target or demo_target(), draft=self.draft or shipped(DRAFT), head=head)
+
+
+def run_bench(
+    settings: Settings,
+    output: Path,
+    on_begin: Callable[[str, int], None] = lambda what, total: None,
+    on_step: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Measures, and writes the result to `output`. Rows, traces and costs are kept beside it, so a killed run goes on.
+
+    Args:
+        on_begin: called with each stage and the number of its steps.
+        on_step: called after each step.
+
+    Raises:
+        ValueError: if there is a result already, or rows of a run with other settings.
+    """
+    begun = time.monotonic()
+    if output.exists():
+        raise ValueError(f"{str(output)!r} is a result, and results are never edited: give another --output")
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    settings = settings.filled()
+    target, draft = load_model(settings.target, settings.dtype), load_model(settings.draft, settings.dtype)
+    if settings.head:
+        load_head(draft, settings.head)
+    check_pair(active_head(draft), draft.config, target.config)
+    tokenizer = load_tokenizer(settings.target)
+    prompts = {}
+    for named in settings.sets:
+        name, texts = load_prompts(named, settings.count, settings.seed)
+        ids = (prompt_ids(tokenizer, text) for text in texts)
+        prompts[name] = [torch.tensor([tokens], device=target.device) for tokens in ids]
+    about = conditions(target=target.config, draft=draft.config)
+    configuration = described(settings, prompts)
+    header = configuration | {name: about[name] for name in ("models", "versions", "device", "threads")}
+    rows, append = resume(output.with_suffix(".rows.jsonl"), header)
+
+    on_begin("costs", 1)
+    lengths = sorted(ids.shape[1] for found in prompts.values() for ids in found)
+    context = lengths[len(lengths) // 2] + settings.max_new_tokens // 2
+    costs_file = output.with_suffix(".costs.json")
+    if not costs_file.exists():  # measured once: rules that know them must not change within a run
+        calibrate(target, draft, [context], LONGEST).save(costs_file)
+    calibration = Calibration.load(costs_file)
+    costs = calibration.at(context)
+    on_step()
+
+    decoding = Decoding(do_sample=settings.sample)
+    bench = Bench(target, draft, decoding.generate_kwargs() | {"max_new_tokens": settings.max_new_tokens})
+    names = dict.fromkeys(["plain", *settings.methods])
+    methods = [new_method(name, target, draft, costs) for name in names]
+    on_begin("warm-up", len(methods))
+    longest = max((ids for found in prompts.values() for ids in found), key=lambda ids: ids.shape[1])
+    unavailable = {}
+    for method in methods:
+        reason = obstacle(bench, method, longest)
+        if reason is not None:
+            unavailable[method.name] = reason
+        on_step()
+    if "plain" in unavailable:
+        raise ValueError(f"plain generate does not run, so there is nothing to compare with: {unavailable['plain']}")
+    methods = [method for method in methods if method.name not in unavailable]
+
+    traced = {name: ids[: settings.traced] for name, ids in prompts.items()}
+    on_begin("traces", sum(map(len, traced.values())))
+    replayed = {}
+    for name, ids in traced.items():
+        path = output.with_suffix(f".traces-{name}.jsonl")
+        plain_ids = [tokens[0].tolist() for tokens in ids]
+        record_traces(target, draft, plain_ids, path, decoding, settings.max_new_tokens, LONGEST, on_step)
+        replayed[name] = summarise_replay(
+            read_traces(path), costs, LONGEST, recommendation(draft, costs), active_head(draft) is not None
+        )
+
+    on_begin("generations", len(methods) * (settings.repeats + 1) * sum(map(len, prompts.values())))
+    for _ in rows:
+        on_step()
+    deadline = settings.minutes and begun + 60 * settings.minutes
+    for row in measure(bench, methods, prompts, settings.repeats, rows, deadline):
+        append(row)
+        rows.append(row)
+        on_step()
+
+    result = about | {
+        "configuration": configuration,
+        "costs": {"context": context, **asdict(costs), "linear_fit": calibration.linear_fit()},
+        "unavailable": unavailable,
+        "sets": {
+            name: summarise_set([row for row in rows if row.set == name], methods, settings.repeats, ids)
+            | {"replay": replayed[name]}
+            for name, ids in prompts.items()
+        },
+    }
+    text = json.dumps(result)
+    write_atomically(output, text + "\n")
+    return json.loads(text)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What `run_bench` wrote.
+
+    Raises:
+        ValueError: if the file is none of its results.
+    """
+    try:
+        result = json.loads(path.read_text())
+        if {"configuration", "costs", "sets", "unavailable"} <= set(result):
+            return result
+    except (OSError, TypeError, json.JSONDecodeError):
+        pass
+    raise ValueError(f"{str(path)!r} holds no result: make one with `specdecpp bench --output`")
+
+
+def summarise_set(rows: list[Row], methods: list, repeats: int, prompts: list[Tensor]) -> dict[str, Any]:
+    """The methods on one set, and its prompts that went through all of them."""
+    rows = finished(rows, methods, repeats)
+    numbers = sorted({row.prompt for row in rows})
+    lengths = [prompts[number].shape[1] for number in numbers]
+    return {
+        "prompts": len(numbers),
+        "prompt_tokens": [min(lengths), max(lengths)],
+        "methods": summarise(rows, methods),
+    }
+
+
+def described(settings: Settings, prompts: dict[str, list[Tensor]]) -> dict[str, Any]:
+    """The settings as JSON keeps them, with a fingerprint of each set's tokens."""
+    texts = {name: json.dumps([ids.tolist() for ids in found]) for name, found in prompts.items()}
+    kept = {name: value for name, value in vars(settings).items() if name not in ("target", "draft", "threads")}
+    return kept | {
+        "sets": [public(named) for named in settings.sets],
+        "head": settings.head and public(settings.head),
+        "prompts_sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
+    }
