@@ -35,7 +35,7 @@ from datasets import Dataset, disable_progress_bars
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdecpp.bench.conditions import write_result
+from hf_specdecpp.conditions import write_result
 from hf_specdecpp.data import fingerprint, load_rows, tokenized_prompts
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.loading import load_model, load_tokenizer

@@ -25,7 +25,7 @@ from peft import PeftModel, get_peft_model
 from transformers import TrainerCallback
 
 from hf_specdecpp import AcceptanceHeadConfig
-from hf_specdecpp.bench.conditions import write_result
+from hf_specdecpp.conditions import write_result
 from hf_specdecpp.loading import load_model
 from hf_specdecpp.training.head_inputs import HeadInputs
 from hf_specdecpp.training.label_folder import read_card, read_labels

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..calibration import Calibration
 from ..candidate_generator import check_pair
+from ..conditions import conditions, public
 from ..cost_measurement import calibrate
 from ..data import prompt_ids
 from ..decoding import Decoding
@@ -22,7 +23,6 @@ from ..demo_pair import DRAFT, HEADS, demo_target, shipped
 from ..files import write_atomically
 from ..loading import load_head, load_model, load_tokenizer
 from ..trace import read_traces, record_traces
-from .conditions import conditions, public
 from .measure import Bench, Row, measure, obstacle, resume
 from .methods import active_head, new_method, recommendation
 from .sets import load_prompts

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 
+from ..conditions import conditions
 from ..files import write_atomically
-
-LIBRARIES = ("torch", "transformers", "peft", "hf_specdecpp")
 
 
 class RunReport:
@@ -41,14 +34,8 @@ class RunReport:
             raise ValueError(f"{str(folder)!r} holds a run with another {', '.join(differ)}: choose another folder")
         self.process = PartialState()
         self.process.wait_for_everyone()  # all have read what is done before one writes
-        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-        self.content = {
-            "command": public(shlex.join(["python", *sys.argv])),
-            "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-            "versions": {name: version(name) for name in LIBRARIES},
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+        self.content = conditions() | {
             "processes": self.process.num_processes,
-            "threads": torch.get_num_threads(),
             "settings": settings,
             "stages": before["stages"],
         }
@@ -79,11 +66,11 @@ class RunReport:
     def markdown(self) -> str:
         """The conditions, and a table of the stages' minutes."""
         c, stages = self.content, self.content["stages"]
-        libraries = ", ".join(f"{name} {number}" for name, number in c["versions"].items())
+        libraries = ", ".join(f"{name} {number}" for name, number in c["versions"].items() if number)
         rows = [f"| {name} | {minutes(found)} |" for name, found in stages.items()]
         total = sum(found["minutes"] for found in stages.values())
         return f"""\
-`{c["command"]}` at revision {c["revision"]}; {c["settings"]["dtype"]} on {c["device"]}, {c["processes"]} x
+`{c["command"]}` at revision {c["git_revision"]}; {c["settings"]["dtype"]} on {c["device"]}, {c["processes"]} x
 {c["threads"]} threads; {libraries}.
 
 | stage | minutes |

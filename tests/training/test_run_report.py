@@ -22,7 +22,7 @@ def test_a_stage_that_was_killed_starts_again_and_a_finished_one_does_not(tmp_pa
     assert "| first | 0.0 |" in text and "| second | 0.0, the last of 2 starts |" in text and "| all | 0.0 |" in text
     assert "second took 0.0 minutes\n" in capsys.readouterr().out
     written = json.loads((tmp_path / "report.json").read_text())
-    assert set(written["versions"]) == {"torch", "transformers", "peft", "hf_specdecpp"} and written["threads"] > 0
+    assert {"torch", "transformers", "peft"} <= set(written["versions"]) and written["threads"] > 0
     with pytest.raises(ValueError, match="holds a run with another target: choose another folder"):
         RunReport(tmp_path, SETTINGS | {"target": "org/other"})
 
