@@ -250,7 +250,7 @@ def train(
     num_layers: int = typer.Option(1, min=0, help="Residual blocks of the head (depth)."),
     tied: bool = typer.Option(False, help="One block applied repeatedly, as in the authors' code."),
     rejection_weight: float = typer.Option(6.0, help="Weight of rejections in the loss."),
-    threshold: float = typer.Option(0.7, min=0, max=1, help="Recommended threshold, stored with the head."),
+    threshold: float = typer.Option(0.7, min=0, max=1, help="Recommended for the rule of SpecDec++."),
     max_draft_length: int = typer.Option(20, min=1, help="Recommended bound, stored with the head."),
     epochs: float = typer.Option(12.0, help="Passes over the labels, at most."),
     patience: int = typer.Option(3, min=1, help="Stop after so many epochs without a better one."),
@@ -283,7 +283,7 @@ def train(
         raise ValueError(f"the labels in {str(labels[0])!r} are for {', '.join(card.decodings)}, not for {mode!r}")
     config = AcceptanceHeadConfig(
         num_layers=num_layers, tied=tied, reads=reads, features=[name for name in feature if name != "none"],
-        rejection_weight=rejection_weight, decoding=card.decodings[mode], threshold=threshold,
+        rejection_weight=rejection_weight, decoding=card.decodings[mode], rule="cost-aware", threshold=threshold,
         min_draft_length=min(1 if reads == "before" else 2, max_draft_length), max_draft_length=max_draft_length,
         target_name_or_path=card.target, target_signature=card.target_signature, draft_signature=card.draft_signature,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from hf_specdecpp.cli import speaks_plainly
 from hf_specdecpp.data import fingerprint, listed, load_rows, tokenized_prompts
 from hf_specdecpp.files import write_atomically
 from hf_specdecpp.loading import load_model, load_tokenizer
-from hf_specdecpp.training.judging import calibration_tokens, judge, predictor_table
+from hf_specdecpp.training.judging import judge, predictor_table
 from hf_specdecpp.training.label_folder import LabelsCard, read_card
 from hf_specdecpp.training.pipeline import end_of_sequence, label_prompts, process_state, train_head
 from hf_specdecpp.training.recipe import Recipe
@@ -69,10 +69,9 @@ def label(recipe: Recipe, models: Callable, mode: str, name: str, folder: Path, 
 
 
 def train(recipe: Recipe, mode: str, labels: Path, output: Path) -> dict[str, Any]:
-    """A head, whose recommended rule expects the mean acceptance of the labels that calibrate it."""
+    """A head for one mode."""
     config, arguments = recipe.head_config(mode), recipe.training_arguments(output / "checkpoints")
     config.target_signature = read_card(labels).target_signature
-    config.rule_settings = {"mean_acceptance": round(calibration_tokens(labels, config).acceptance.mean().item(), 2)}
     draft = load_model(recipe.draft, recipe.dtype)
     return numbers(train_head(draft, labels, output, config, arguments, mode, patience=recipe.patience))
 

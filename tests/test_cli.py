@@ -41,6 +41,7 @@ def test_from_prompts_to_a_head_that_the_demo_uses(pair, tmp_path):
     assert trained.exit_code == 0, trained.output
     assert "binary_kl_constant" in trained.output
     config = json.loads((tmp_path / "head" / "adapter_config.json").read_text())
+    assert config["rule"] == "cost-aware" and 0 <= config["rule_settings"]["mean_acceptance"] <= 1
     assert config["decoding"] == {"do_sample": True, "temperature": 1.0, "top_k": 20, "top_p": 1.0}
     assert config["target_name_or_path"] == str(pair / "target") and config["target_signature"] == "llama-2x32-264"
 

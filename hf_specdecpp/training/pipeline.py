@@ -165,6 +165,8 @@ def train_head(
     head = acceptance_layer(model).head_configs["default"]
     raw_logits, acceptance = predicted(trainer, dev)
     head.calibration_scale, head.calibration_offset = fit_calibration(head, raw_logits, acceptance)
+    if head.rule == "cost-aware":  # what it expects before it has seen any round
+        head.rule_settings = {"mean_acceptance": round(acceptance.mean().item(), 2)} | head.rule_settings
     raw_logits, _ = predicted(trainer, test)
     uncalibrated = AcceptanceHeadConfig(rejection_weight=head.rejection_weight)
     judged = judged_tokens(test, inputs)

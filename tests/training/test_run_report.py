@@ -38,7 +38,7 @@ def test_a_run_that_did_nothing_yet_may_change_its_settings(tmp_path):
 def test_paths_of_this_machine_are_not_written():
     settings = {
         "target": "/home/me/target",
-        "prompts": ["/tmp/p.jsonl", "hub/id:train"],
+        "prompts": ["/nowhere/p.jsonl", "hub/id:train"],
         "server": "http://h:1/v1",
     }
     assert public(settings) == {
