@@ -15,7 +15,7 @@ Assumptions: rounds are alike in the long run, costs depend on lengths alone, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
@@ -75,6 +75,7 @@ class CostAware(TimedRule):
 
     reason = "not worth its time"
     fading: ClassVar[float] = 0.995  # weight of the past against the newest round
+    probing: ClassVar[float] = 0.01  # share of the time that may be lost to trying what seems not to pay
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class CostAware(TimedRule):
         self.acceptance = RunningAcceptance(mean_acceptance)
         self.known: CostProfile | None = None
         self.tokens = self.seconds = 0.0
-        self.idle, self.probe_after = 0, 4
+        self.idle = 0
         self.head_loss = self.own_loss = 0.0
 
     @property
@@ -101,13 +102,16 @@ class CostAware(TimedRule):
 
     def expect(self, rounds: float = 8.0) -> None:
         """Begins the long run with what the best fixed length should do, worth so many rounds of experience."""
-        best, survival, tokens = 0.0, 1.0, 1.0
+        tokens, seconds = max(self.fixed_lengths(), key=lambda reward: reward[0] / reward[1])
+        self.tokens, self.seconds = rounds * tokens, rounds * seconds
+
+    def fixed_lengths(self) -> Iterator[tuple[float, float]]:
+        """Expected tokens and seconds of a round that drafts 1, 2, ... tokens whatever they are."""
+        survival, tokens = 1.0, 1.0
         for length in range(1, self.max_length + 1):
             survival *= self.acceptance.at(length)
             tokens += survival
-            seconds = self.known.round(length)
-            if tokens / seconds > best:
-                best, self.tokens, self.seconds = tokens / seconds, rounds * tokens, rounds * seconds
+            yield tokens, self.known.round(length)
 
     def balance(self, drafted: int, survival: float) -> float:
         """The best expected gain, in tokens, of drafting some more after `drafted` tokens."""
@@ -125,14 +129,16 @@ class CostAware(TimedRule):
             return (4, 0, 2)[self.running.rounds % 3]
         if not self.seconds:
             self.expect()
-        if self.throughput >= 1 / self.known.verification(1):
-            self.idle, self.probe_after = 0, 4
+        step = self.known.verification(1)
+        if self.throughput >= 1 / step:
+            self.idle = 0
             return self.max_length
-        # Speculation does not pay. Try again now and then, ever more seldom.
+        # Speculation does not pay. Try again now and then, as often as loses a hundredth of the time.
         self.idle += 1
-        if self.idle < self.probe_after:
+        loss = min(seconds / step - tokens for tokens, seconds in self.fixed_lengths())
+        if self.probing * self.idle < loss:
             return 0
-        self.idle, self.probe_after = 0, min(2 * self.probe_after, 64)
+        self.idle = 0
         return self.max_length
 
     def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:

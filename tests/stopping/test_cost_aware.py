@@ -108,6 +108,15 @@ def test_on_any_hardware_it_never_loses_to_plain_decoding(draft, verify, uses_he
         assert speed > 0.94 * max(fixed, tuned)
 
 
+@pytest.mark.parametrize("draft", (0.15, 0.3, 0.5, 0.85))
+def test_short_generations_lose_next_to_nothing_by_trying(draft):
+    """Sixty tokens that no draft is worth its time for: each generation tries anew, and seldom."""
+    costs = CostProfile(draft, STEPPED)
+    rules = (CostAware(costs, mean_acceptance=0.3) for _ in range(40))
+    speeds = [simulate(rule, costs, (0.5, 1.5), tokens=60, seed=seed) for seed, rule in enumerate(rules)]
+    assert sum(speeds) / len(speeds) > 0.98
+
+
 def test_without_a_profile_it_measures_itself():
     costs = CostProfile(0.1, FLAT)
     measured = simulate(CostAware(), costs, (2.0, 1.0))
