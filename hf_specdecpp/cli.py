@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
@@ -197,8 +196,7 @@ def label(
     from .data import fingerprint, load_rows, tokenized_prompts
     from .training.label_folder import LabelsCard
     from .training.labels import Rows
-    from .training.pipeline import end_of_sequence, label_prompts, process_state
-    from .training.server import request_responses
+    from .training.pipeline import label_prompts, process_state, served
 
     process_state()  # under `accelerate launch`, chooses the GPU that this process loads models on
     modes = {"greedy": Decoding(), "sampling": Decoding(True, temperature, top_k, top_p)}
@@ -216,13 +214,7 @@ def label(
         max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, prompts=len(rows),
         prompts_sha256=fingerprint(rows),
     )  # fmt: skip
-    respond = None
-    if server:
-        respond = partial(
-            request_responses, server, server_model or target, tokenizer=tokenizer, decoding=modes[own],
-            max_new_tokens=max_new_tokens, eos_token_ids=end_of_sequence(models[0]),
-            api_key=os.environ.get("OPENAI_API_KEY"),
-        )  # fmt: skip
+    respond = served(server, server_model or target, tokenizer, models[0], card) if server else None
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[rate]}"), console=console) as progress:
         task = progress.add_task("responses and labels", total=len(rows), rate="")

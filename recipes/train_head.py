@@ -13,7 +13,6 @@ be killed and given again. `--set` changes a setting for one run, such as a Hub 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache, partial
@@ -30,10 +29,9 @@ from hf_specdecpp.files import write_atomically
 from hf_specdecpp.loading import load_model, load_tokenizer
 from hf_specdecpp.training.judging import judge, predictor_table
 from hf_specdecpp.training.label_folder import LabelsCard, read_card
-from hf_specdecpp.training.pipeline import end_of_sequence, label_prompts, process_state, train_head
+from hf_specdecpp.training.pipeline import label_prompts, process_state, served, train_head
 from hf_specdecpp.training.recipe import Recipe
 from hf_specdecpp.training.run_report import RunReport, public
-from hf_specdecpp.training.server import request_responses
 
 
 def label(recipe: Recipe, models: Callable, mode: str, name: str, folder: Path, say: Callable) -> dict[str, Any]:
@@ -52,11 +50,7 @@ def label(recipe: Recipe, models: Callable, mode: str, name: str, folder: Path, 
     )  # fmt: skip
     respond = None
     if recipe.server:
-        respond = partial(
-            request_responses, recipe.server, recipe.server_model or recipe.target_name, tokenizer=tokenizer,
-            decoding=decoding, max_new_tokens=recipe.max_new_tokens, eos_token_ids=end_of_sequence(target),
-            api_key=os.environ.get("OPENAI_API_KEY"),
-        )  # fmt: skip
+        respond = served(recipe.server, recipe.server_model or recipe.target_name, tokenizer, target, card)
     done = 0
 
     def on_batch(n: int, rate: float) -> None:

@@ -63,12 +63,15 @@ def quality(probabilities: Tensor, tokens: JudgedTokens) -> dict[str, Any]:
         own = tokens.response == number
         for chain, values in zip(chains, (probabilities[own], tokens.accepted[own].double()), strict=True):
             chain += [part.tolist() for part in values.split(WINDOW)]
-    constant = load_metric("binary_kl").compute(
-        predictions=acceptance.mean().expand_as(acceptance).tolist(), references=acceptance.tolist()
-    )
     return all_metrics(probabilities.tolist(), acceptance.tolist(), chains) | {
-        "binary_kl_constant": constant["binary_kl"],
+        "binary_kl_constant": binary_kl(acceptance.mean().expand_as(acceptance), tokens),
         "acceptance": acceptance.mean().item(),
         "predicted": probabilities.mean().item(),
         "labels": len(acceptance),
     }
+
+
+def binary_kl(probabilities: Tensor, tokens: JudgedTokens) -> float:
+    """The one of the metrics, in nats, for predictions that need no more."""
+    references = tokens.acceptance.double().clamp(0, 1).tolist()
+    return load_metric("binary_kl").compute(predictions=probabilities.tolist(), references=references)["binary_kl"]

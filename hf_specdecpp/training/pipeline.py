@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from datasets import Dataset
 from peft import get_peft_model
-from transformers import EarlyStoppingCallback, PreTrainedModel
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
@@ -22,10 +24,11 @@ from ..decoding import Decoding
 from ..files import write_atomically
 from ..metrics.reliability import plot_reliability
 from .head_inputs import HeadInputs, add_states
-from .head_quality import judged_tokens, quality
+from .head_quality import binary_kl, judged_tokens, quality
 from .label_folder import LabelsCard, is_written, open_labels, read_card, read_labels, write_shard
 from .labels import label_responses
 from .responses import generate_responses
+from .server import request_responses
 from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
 
 SEQUENCES_PER_PASS = 8  # bounds the logits in memory: 8 x 200 tokens x 50,000 words are 300 MB in float32
@@ -101,6 +104,17 @@ def generator(target: PreTrainedModel, card: LabelsCard) -> Respond:
     )
 
 
+def served(
+    url: str, model: str, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, card: LabelsCard
+) -> Respond:
+    """Responses by a server's `model`, as `card` says; the key is that of `OPENAI_API_KEY`."""
+    return partial(
+        request_responses, url, model, tokenizer=tokenizer, decoding=Decoding(**card.responses),
+        max_new_tokens=card.max_new_tokens, eos_token_ids=end_of_sequence(target),
+        api_key=os.environ.get("OPENAI_API_KEY"),
+    )  # fmt: skip
+
+
 def end_of_sequence(model: PreTrainedModel) -> list[int]:
     """The tokens that end an answer of `model`."""
     eos = model.generation_config.eos_token_id
@@ -171,8 +185,8 @@ def train_head(
     uncalibrated = AcceptanceHeadConfig(rejection_weight=head.rejection_weight)
     judged = judged_tokens(test, inputs)
     metrics = quality(torch.sigmoid(head.acceptance_logits(raw_logits.double())), judged)
-    before = quality(torch.sigmoid(uncalibrated.acceptance_logits(raw_logits.double())), judged)
-    metrics = {"raw_binary_kl": before["binary_kl"]} | metrics
+    before = torch.sigmoid(uncalibrated.acceptance_logits(raw_logits.double()))
+    metrics = {"raw_binary_kl": binary_kl(before, judged)} | metrics
     if trainer.is_world_process_zero():
         model.save_pretrained(output)
         write_atomically(output / "metrics.json", json.dumps(metrics, indent=2))

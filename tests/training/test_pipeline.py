@@ -250,6 +250,8 @@ trainer.train()
 if trainer.is_world_process_zero():
     model.save_pretrained(output)
     (output / "processes").write_text(str(trainer.args.world_size))
+trainer.accelerator.wait_for_everyone()  # a process that leaves early may abort while the other still writes
+trainer.accelerator.state.destroy_process_group()
 """
 
 
