@@ -252,11 +252,8 @@ class SpecDecPP(AssistedCandidateGenerator):
 
     def _roll_back(self, sequence: Tensor) -> Tensor:
         """Drops the rejected tokens from the draft's cache; returns the tokens that it has not seen, (1, n >= 1)."""
-        cached = self.cache.get_seq_length()
-        kept = min(cached, sequence.shape[1] - 1)
-        if cached > kept:
-            self.cache.crop(kept - cached)
-        return sequence[:, kept:]
+        roll_back(self.cache, sequence.shape[1] - 1)
+        return sequence[:, self.cache.get_seq_length() :]
 
     def _draft_logits(self, newest: Tensor, sequence: Tensor) -> Tensor:
         """The draft's logits after `sequence`, whose last tokens are `newest`, (1, vocab_size) in float32."""
@@ -271,11 +268,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         outputs = self.assistant_model(
             input_ids=newest, past_key_values=self.cache, use_cache=True, **masked, **self.forward_kwargs
         )
-        logits = outputs.logits[:, -1].float()
-        missing = self.vocab_size - logits.shape[-1]
-        if missing > 0:
-            return F.pad(logits, (0, missing), value=torch.finfo(logits.dtype).min)
-        return logits[:, : self.vocab_size]
+        return in_vocabulary(outputs.logits[:, -1], self.vocab_size)
 
     def _draw(self, sequence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The next token, (1, 1), and the processed logits that it was drawn from, (1, vocab_size)."""
@@ -336,6 +329,21 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
             "the target's tokenizer"
         )
     return theirs
+
+
+def roll_back(cache: DynamicCache, length: int) -> None:
+    """Keeps the first `length` tokens at most."""
+    excess = cache.get_seq_length() - length
+    if excess > 0:
+        cache.crop(-excess)
+
+
+def in_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
+    """The draft's `logits` in the target's vocabulary, (..., own_vocab_size) -> (..., vocab_size) in float32."""
+    missing = vocab_size - logits.shape[-1]
+    if missing > 0:
+        return F.pad(logits.float(), (0, missing), value=torch.finfo(torch.float32).min)
+    return logits[..., :vocab_size].float()
 
 
 def honoured(generation_config: GenerationConfig, stopping_config: StoppingConfig | None) -> StoppingConfig:

@@ -332,6 +332,7 @@ def trace(
     output: Path = typer.Option(..., help="JSONL file of traces; an interrupted run goes on in it."),
     sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
     max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
+    max_length: int = typer.Option(None, help="Most tokens of prompt and response.", show_default=False),
     max_draft_length: int = typer.Option(20, min=1, help="Longest draft recorded."),
     limit: int = typer.Option(24, min=1, help="Only the first prompts."),
     states: bool = typer.Option(False, help="Keep the draft's hidden states, by which other heads can be judged."),
@@ -353,7 +354,7 @@ def trace(
         task = progress.add_task("traces", total=len(ids))
         record_traces(
             *models, ids, output, Decoding(True) if sample else Decoding(), max_new_tokens, max_draft_length,
-            on_prompt=lambda: progress.update(task, advance=1), keep_states=states,
+            on_prompt=lambda: progress.update(task, advance=1), keep_states=states, max_length=max_length,
         )  # fmt: skip
     console.print(f"traces of {len(ids)} prompts in {output}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,13 +11,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, set_seed
+from transformers import DynamicCache, PreTrainedModel
 
-from .acceptance import AcceptanceHead, AcceptanceHeadConfig, token_features
-from .acceptance.layer import Listener
-from .candidate_generator import SpecDecPP
-from .decoding import Decoding, draw_beside
-from .stopping import DraftedToken, StoppingConfig, StoppingRule
+from .acceptance import AcceptanceHead, AcceptanceHeadConfig, acceptance_layer, listening, token_features
+from .candidate_generator import active_head_config, check_pair, in_vocabulary, roll_back
+from .decoding import Decoding, draw_beside, draw_tokens
+from .responses import end_of_sequence, generate_responses
+from .stopping import DraftedToken
+
+DRAFTS_PER_PASS = 128  # bounds the logits in memory
 
 
 @dataclass(frozen=True)
@@ -79,95 +82,145 @@ def read_states(path: Path) -> list[Tensor]:
     return [load_file(states_path(path, n))["states"] for n in range(len(path.read_text().splitlines()))]
 
 
-class _Everything(StoppingRule):
-    """Looks at all that a rule may look at, and stops at `length` tokens only."""
+class _Branches:
+    """The drafts that begin at many positions of one sequence, side by side, a forward pass for a token of each.
 
-    def __init__(self, length: int, with_head: bool):
-        self.length = length
-        self.needs = frozenset({"probability", "entropy"} | ({"acceptance"} if with_head else set()))
+    The draft reads the sequence once. A branch then sees the sequence up to where it begins, and itself.
 
-    def begin(self) -> int:
-        return self.length
-
-
-class _Recorder(SpecDecPP):
-    """Drafts along the target's output; when sampling, beside its tokens (`draw_beside`).
-
-    Beyond the first rejection tokens are drawn from the draft alone.
+    Args:
+        sequence (`torch.LongTensor` of shape `(1, length)`).
+        vocab_size (`int`): of the target.
     """
 
-    decoding: Decoding
-    target_ids: Tensor  # (n,)
-    target_logits: Tensor | None  # (n, vocab_size), when sampling
-    states: list[Tensor]  # of the draft before each drafted token, (hidden_size,)
+    def __init__(self, draft: PreTrainedModel, sequence: Tensor, vocab_size: int):
+        self.draft, self.vocab_size = draft, vocab_size
+        config = draft.config.get_text_config()
+        self.most, self.window = config.vocab_size - 1, getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+        self.mixed = self.window is not None and len(kinds) > 1
+        self.cache = DynamicCache()  # without a config nothing in it slides, see `SpecDecPP`
+        self.of_sequence = self._pass(input_ids=sequence)
+        self.length = sequence.shape[1]
 
-    def _see(self, newest: Tensor, logits: Tensor, processed: Tensor, listener: Listener | None) -> bool:
-        if listener is not None:
-            self.states.append(listener.hidden_states[0, -1].half().cpu())
-        return super()._see(newest, logits, processed, listener)
+    def _pass(self, input_ids: Tensor, **kwargs) -> tuple[Tensor, Tensor | None]:
+        """Logits (length, vocab_size) and, with a head, hidden states (length, hidden_size)."""
+        with listening() as listener:
+            outputs = self.draft(
+                input_ids=input_ids.clamp(max=self.most), past_key_values=self.cache, use_cache=True, **kwargs
+            )
+        states = None if listener.hidden_states is None else listener.hidden_states[0].half().cpu()
+        return outputs.logits[0], states
 
-    def _draw(self, sequence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        at = sequence.shape[1] - self.prompt_length
-        begin = at - len(self.drafted)
-        followed = torch.equal(sequence[0, self.prompt_length + begin :], self.target_ids[begin:at])
-        if not self.do_sample or not followed or at >= len(self.target_ids):
-            return super()._draw(sequence, logits)
-        here = slice(at, at + 1)
-        q, p = (self.decoding.probabilities(each) for each in (logits, self.target_logits[here].to(logits)))
-        return draw_beside(q, p, self.target_ids[here])[:, None], self.processors(sequence, logits)
+    def begin(self, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Branches that begin before each of `places` of the sequence, (branches,); returns what they begin with."""
+        roll_back(self.cache, self.length)
+        self.places = places
+        keys = torch.arange(self.length, device=places.device)
+        self.seen, self.at = keys < places[:, None], keys.expand(len(places), -1)
+        logits, states = self.of_sequence
+        return self._found(logits[places - 1], None if states is None else states[places.cpu() - 1])
+
+    def read(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Goes on with a token for each branch, (branches,)."""
+        self.seen = torch.cat((self.seen, torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)), dim=-1)
+        self.at = torch.cat((self.at, self.places.expand(len(tokens), -1)), dim=-1)
+        masks = {"attention_mask": self._mask(self.seen)}
+        if self.window is not None:
+            masks["attention_mask"] = near = self._mask(self.seen & (self.places[:, None] - self.at < self.window))
+            if self.mixed:
+                masks["attention_mask"] = {"full_attention": self._mask(self.seen), "sliding_attention": near}
+        found = self._pass(tokens[None], position_ids=self.places[None], **masks)
+        self.places = self.places + 1
+        return self._found(*found)
+
+    def _mask(self, seen: Tensor) -> Tensor:
+        """Added to the attention's scores, (1, 1, branches, keys)."""
+        mask = torch.zeros(seen.shape, dtype=self.draft.dtype, device=seen.device)
+        return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]
+
+    def _found(self, logits: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The next token's logits, (branches, vocab_size) in float32, and the states they are of."""
+        return in_vocabulary(logits, self.vocab_size), states
 
 
 @torch.no_grad()
 def record_trace(
     target: PreTrainedModel,
     draft: PreTrainedModel,
-    input_ids: Tensor,
+    prompt: list[int],
+    response: list[int],
     decoding: Decoding,
     max_new_tokens: int,
     max_draft_length: int = 20,
+    seed: int = 0,
 ) -> tuple[Trace, Tensor | None]:
-    """Generates with the target, then drafts at every position.
+    """Drafts at every position of `response`.
+
+    When sampling, a draft is drawn beside the target's tokens (`draw_beside`) as long as it equals them. Beyond the
+    first rejection it is the draft's alone.
 
     Args:
         draft (`PreTrainedModel`): with or without an acceptance head; without one, the traces serve rules that need
             none.
-        input_ids (`torch.LongTensor` of shape `(1, length)`): the prompt.
+        prompt, response (`list[int]`): token ids; `target` decoded the response as `decoding` says.
+        max_new_tokens (`int`): the bound that the response had.
         max_draft_length (`int`): longest draft recorded; rules with a larger bound cannot be replayed.
+        seed (`int`): of the draws.
 
     Returns:
         The trace, and with a head, for `judged`, the hidden state of the draft before each drafted token
         (`torch.HalfTensor` of shape `(drafted tokens, hidden_size)`).
     """
-    output = target.generate(
-        input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=max_new_tokens,
-        return_dict_in_generate=True, output_logits=decoding.do_sample, **decoding.generate_kwargs(),
-    )  # fmt: skip
-    length = input_ids.shape[1]
-    target_ids = output.sequences[0, length:]
-    config = GenerationConfig(**decoding.generate_kwargs())
-    config.update(**target.generation_config.to_diff_dict(), defaults_only=True)
-    config.update(**config._get_default_generation_params(), defaults_only=True)
-    config.max_length = length + len(target_ids) + max_draft_length + 1
-    settings = StoppingConfig(rule="fixed", settings={"length": max_draft_length}, max_draft_length=max_draft_length)
-    recorder = _Recorder(
-        input_ids, draft, config, {}, logits_processor=decoding.processors(), stopping_config=settings,
-        target_config=target.config,
-    )  # fmt: skip
-    recorder.follow(_Everything(max_draft_length, with_head=recorder.head_config is not None))
-    recorder.decoding, recorder.prompt_length, recorder.states = decoding, length, []
-    recorder.target_ids = target_ids.to(draft.device)
-    recorder.target_logits = torch.cat(output.logits) if decoding.do_sample else None
-    drafts = []
-    for begin in range(len(target_ids)):
-        candidate_ids, _ = recorder.get_candidates(output.sequences[:, : length + begin])
-        drafted, left = candidate_ids[0, length + begin :], target_ids[begin:]
-        most = min(len(drafted), len(left))
-        accepted = int((drafted[:most] == left[:most]).cumprod(0).sum())
-        drafts.append(Draft(recorder.drafted, accepted, recorder.stop_reason == "end_of_sequence"))
-    trace = Trace(target_ids.tolist(), max_new_tokens, drafts)
-    if recorder.head_config is None:
+    head, device = mounted_head(draft), draft.device
+    vocab_size = check_pair(head and head[1], draft.config, target.config)
+    known, first = torch.tensor([prompt + response]), len(prompt)
+    response_ids = torch.tensor(response, device=device)
+    eos = torch.tensor(end_of_sequence(target), dtype=torch.long, device=device)
+    generator = torch.Generator(device).manual_seed(seed)
+    if decoding.do_sample:
+        target_logits = target(known.to(target.device)).logits[0, first - 1 : -1].to(device)
+    branches = _Branches(draft, known[:, :-1].to(device), vocab_size)
+    drafts, kept = [], []
+    for begin in torch.arange(len(response), device=device).split(DRAFTS_PER_PASS):
+        logits, states, drawn = *branches.begin(begin + first), None
+        followed = torch.ones_like(begin, dtype=torch.bool)  # the drafts that are what the target said so far
+        found, found_states = [], []
+        for step in range(max_draft_length):
+            if step:
+                logits, states = branches.read(drawn)
+            raw, q, at = logits.softmax(-1), decoding.probabilities(logits), begin + step
+            followed = followed & (at < len(response))
+            drawn = draw_tokens(q, generator).squeeze(-1) if decoding.do_sample else logits.argmax(-1)
+            if decoding.do_sample and followed.any():
+                p = decoding.probabilities(target_logits[at[followed]].float())
+                drawn[followed] = draw_beside(q[followed], p, response_ids[at[followed]], generator)
+            followed = followed & (drawn == response_ids[at.clamp(max=len(response) - 1)])
+            probability = (q if decoding.do_sample else raw).gather(-1, drawn[:, None]).squeeze(-1)
+            entropy = torch.special.entr(raw).sum(-1)
+            found.append(torch.stack((probability, entropy, followed, torch.isin(drawn, eos)), dim=-1).cpu())
+            found_states.append(states)
+        for number, steps in enumerate(torch.stack(found, dim=1)):
+            *_, followed_steps, ends = steps.bool().unbind(-1)
+            count = int(ends.int().argmax()) + 1 if ends.any() else max_draft_length
+            facts = steps[:count].tolist()
+            tokens = [DraftedToken(n, round(p, 5), round(e, 5)) for n, (p, e, *_) in enumerate(facts, start=1)]
+            drafts.append(Draft(tokens, int(followed_steps[:count].sum()), bool(ends.any())))
+            if head is not None:
+                kept += [state[number] for state in found_states[:count]]
+    trace = Trace(list(response), max_new_tokens, drafts)
+    if head is None:
         return trace, None
-    return replace(trace, judged_late=recorder.head_config.reads == "after"), torch.stack(recorder.states)
+    return judged(trace, torch.stack(kept), *head), torch.stack(kept)
+
+
+def mounted_head(draft: PreTrainedModel) -> tuple[AcceptanceHead, AcceptanceHeadConfig] | None:
+    """The head that is active on `draft`, if any."""
+    try:
+        config = active_head_config(draft)
+    except ValueError:
+        return None
+    layer = acceptance_layer(draft)
+    return layer.acceptance_head[layer.active_head_name], config
 
 
 @torch.no_grad()
@@ -204,26 +257,46 @@ def record_traces(
     max_draft_length: int = 20,
     on_prompt: Callable[[], None] = lambda: None,
     keep_states: bool = False,
+    max_length: int | None = None,
+    batch_size: int = 64,
 ) -> None:
     """Appends a trace for each prompt to the JSONL file `path`; those that it holds already are not made again.
 
     Args:
-        prompts: token ids. The n-th is generated with the seed n, so a killed run goes on to the same file.
+        prompts: token ids. The target responds to `batch_size` of them at a time. A killed run goes on to the same
+            file.
         on_prompt: called after each prompt.
         keep_states (`bool`): keep the draft's hidden states beside it, see `read_states`.
+        max_length (`int`, *optional*): bound on prompt and response together.
+
+    Raises:
+        ValueError: if a prompt leaves no room for two tokens.
     """
+    bounds = [min(max_new_tokens, (max_length or math.inf) - len(prompt)) for prompt in prompts]
+    if min(bounds, default=2) < 2:
+        raise ValueError(
+            f"the longest prompt has {max(map(len, prompts))} tokens, which leaves no room within {max_length}: leave "
+            "such prompts out or raise max_length"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith("\n")]
     path.write_text("".join(whole))  # a killed run's half line goes
-    for number, prompt in enumerate(prompts):
-        if number >= len(whole):
-            set_seed(number)
-            ids = torch.tensor([prompt], device=target.device)
-            trace, states = record_trace(target, draft, ids, decoding, max_new_tokens, max_draft_length)
-            if keep_states:
-                states_path(path, number).parent.mkdir(exist_ok=True)
-                save_file({"states": states}, states_path(path, number))
-            with path.open("a") as file:
-                file.write(trace.to_json() + "\n")
-        on_prompt()
+    eos = end_of_sequence(target)
+    for first in range(0, len(prompts), batch_size):
+        batch = prompts[first : first + batch_size]
+        responses = [[]] * len(batch)
+        if first + len(batch) > len(whole):
+            responses = generate_responses(target, batch, decoding, max_new_tokens, eos, seed=first)
+        for number, (prompt, response) in enumerate(zip(batch, responses, strict=True), start=first):
+            if number >= len(whole):
+                bound = bounds[number]
+                trace, states = record_trace(
+                    target, draft, prompt, response[:bound], decoding, bound, max_draft_length, seed=number
+                )
+                if keep_states:
+                    states_path(path, number).parent.mkdir(exist_ok=True)
+                    save_file({"states": states}, states_path(path, number))
+                with path.open("a") as file:
+                    file.write(trace.to_json() + "\n")
+            on_prompt()

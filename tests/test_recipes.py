@@ -20,9 +20,9 @@ from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.data import prompt_digest
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.demo_pair import DRAFT, HEADS
+from hf_specdecpp.responses import generate_responses
 from hf_specdecpp.training.label_folder import read_card
 from hf_specdecpp.training.recipe import Recipe
-from hf_specdecpp.training.responses import generate_responses
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 RECIPE = RECIPES / "smollm2-135m"
@@ -253,7 +253,7 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     assert all(
         row["speedup"] <= table["oracle"]["speedup"] + 1e-9 for table in tables.values() for row in table.values()
     )
-    assert len((tmp_path / "traces" / "head-test.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "traces" / "greedy-test.jsonl").read_text().splitlines()) == 2
     recommended = AcceptanceHeadConfig.from_pretrained(head)
     assert recommended.rule == "cost-aware" and 0 <= recommended.rule_settings["mean_acceptance"] < 1
 

@@ -2,19 +2,21 @@
 
 import pytest
 import torch
-from conftest import prompt, similar_draft, with_head
+from conftest import CONFIGS, prompt, similar_draft, tiny_model, with_head
 
 from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.replay import oracle, replay
+from hf_specdecpp.responses import end_of_sequence, generate_responses
 from hf_specdecpp.stopping import CostProfile
 from hf_specdecpp.trace import Trace, judged, record_trace
 
+GREEDY = Decoding()
 COSTS = CostProfile(0.1, (1.0, 1.05, 1.1, 1.3))
 PROFILE = {"draft_seconds": 0.1, "verify_seconds": [1.0, 1.05, 1.1, 1.3]}
 RECOMMENDED = AcceptanceHeadConfig()  # that of the random head
-CONFIGS = [
+RULES = [
     StoppingConfig(rule="fixed", settings={"length": 3}),
     StoppingConfig(rule="heuristic", settings={"length": 5}),
     StoppingConfig(rule="confidence", threshold=0.4),
@@ -43,9 +45,15 @@ def named(config: StoppingConfig) -> str:
 HEADS = {"after": {}, "before": {"reads": "before", "features": ["entropy", "position"]}}
 
 
-def recorded(target, draft):
-    prompts = [prompt(5 + seed, seed) for seed in range(4)]
-    return draft, prompts, [record_trace(target, draft, ids, Decoding(), 40) for ids in prompts]
+def recorded(target, draft, decoding=GREEDY, max_new_tokens=40, max_draft_length=20, seeds=range(4)):
+    prompts = [prompt(5 + seed, seed) for seed in seeds]
+    asked = [ids[0].tolist() for ids in prompts]
+    responses = generate_responses(target, asked, decoding, max_new_tokens, end_of_sequence(target))
+    traces = [
+        record_trace(target, draft, ids, response, decoding, max_new_tokens, max_draft_length, seed)
+        for seed, (ids, response) in enumerate(zip(asked, responses, strict=True))
+    ]
+    return draft, prompts, traces
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +80,7 @@ def test_a_trace_judged_by_another_head_is_the_trace_of_that_head(by_head):
                     assert a.acceptance == pytest.approx(b.acceptance, abs=1e-2)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=named)
+@pytest.mark.parametrize("config", RULES, ids=named)
 def test_replay_and_generate_count_the_same(target, greedy, config):
     draft, prompts, traces = greedy
     drafted = 0
@@ -90,6 +98,32 @@ def test_replay_and_generate_count_the_same(target, greedy, config):
     assert drafted > 0
 
 
+WINDOWED = {"sliding_window": 12, "layer_types": ["full_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"), [*((name, {}) for name in CONFIGS), ("qwen3", WINDOWED)], ids=lambda v: str(v)[:20]
+)
+def test_drafts_side_by_side_are_those_drafted_alone(architecture, changes, monkeypatch):
+    """For every architecture, positions in several passes, and outputs beyond a sliding window."""
+    monkeypatch.setattr("hf_specdecpp.trace.DRAFTS_PER_PASS", 7)
+    target = tiny_model(architecture, **changes)
+    draft, prompts, found = recorded(target, similar_draft(target), max_new_tokens=24, max_draft_length=6, seeds=[0])
+    trace = found[0][0]
+    known = torch.cat((prompts[0][0], torch.tensor(trace.target_ids)))
+    assert len(trace.drafts) == len(trace.target_ids) > 12
+    for begin, drafts in enumerate(trace.drafts):
+        prefix = known[None, : prompts[0].shape[1] + begin]
+        for token in drafts.tokens:
+            probabilities = draft(prefix).logits[0, -1].softmax(-1)
+            prefix = torch.cat((prefix, probabilities.argmax()[None, None]), dim=-1)
+            assert token.probability == pytest.approx(probabilities.max().item(), abs=1e-4)
+        left = known[prefix.shape[1] - len(drafts.tokens) :][: len(drafts.tokens)]
+        agree = prefix[0, -len(drafts.tokens) :][: len(left)] == left
+        assert drafts.accepted == agree.int().cumprod(0).sum()
+    assert 0 < sum(d.accepted for d in trace.drafts) < sum(len(d.tokens) for d in trace.drafts)
+
+
 def test_a_trace_survives_json(greedy):
     for trace in greedy[2]:
         assert Trace.from_json(trace.to_json()) == trace
@@ -98,7 +132,7 @@ def test_a_trace_survives_json(greedy):
 def test_the_oracle_discards_nothing_and_no_rule_beats_it(greedy):
     best = oracle(greedy[2], COSTS)
     assert best.discard_rate == 0 and best.speedup > 1
-    for config in CONFIGS:
+    for config in RULES:
         assert replay(greedy[2], config.filled_from(RECOMMENDED).new_rule, COSTS).speedup <= best.speedup + 1e-9
 
 
@@ -122,7 +156,8 @@ def test_sampled_traces_accept_as_often_as_sampled_runs(target):
                 **decoding.generate_kwargs(),
             )  # fmt: skip
         accepted, drafted = accepted + stats.accepted, drafted + stats.drafted
-    traces = [record_trace(target, draft, ids, decoding, 60, max_draft_length=4)[0] for _ in range(12)]
+    _, _, found = recorded(target, draft, decoding, 60, 4, seeds=[1] * 12)  # the one prompt, by other draws
+    traces = [trace for trace, _ in found]
     found = replay(
         traces,
         StoppingConfig(rule="fixed", settings={"length": 4}, min_draft_length=1, max_draft_length=4).new_rule,

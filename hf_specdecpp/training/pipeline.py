@@ -23,11 +23,11 @@ from ..data import lengths
 from ..decoding import Decoding
 from ..files import write_atomically
 from ..metrics.reliability import plot_reliability
+from ..responses import end_of_sequence, generate_responses
 from .head_inputs import HeadInputs, add_states
 from .head_quality import binary_kl, judged_tokens, quality
 from .label_folder import LabelsCard, is_written, open_labels, read_card, read_labels, write_shard
 from .labels import label_responses
-from .responses import generate_responses
 from .server import request_responses
 from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
 
@@ -113,12 +113,6 @@ def served(
         max_new_tokens=card.max_new_tokens, eos_token_ids=end_of_sequence(target),
         api_key=os.environ.get("OPENAI_API_KEY"),
     )  # fmt: skip
-
-
-def end_of_sequence(model: PreTrainedModel) -> list[int]:
-    """The tokens that end an answer of `model`."""
-    eos = model.generation_config.eos_token_id
-    return [] if eos is None else torch.as_tensor(eos).flatten().tolist()
 
 
 def check_context(prompts: Dataset, card: LabelsCard, *models: PreTrainedModel) -> None:

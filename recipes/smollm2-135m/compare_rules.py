@@ -8,8 +8,9 @@
         openai/openai_humaneval:test --traces runs/traces --output benchmarks/results/rules-greedy.json
 
 A trace holds, at every position of the target's own output, the longest draft with all that a rule may look at, so a
-rule's rounds follow without a model. Costs are measured on this machine first. Traces are appended prompt by prompt; a
-killed run goes on where it stopped. With `--recommend` the best threshold and the expected acceptance are written into
+rule's rounds follow without a model. The draft's hidden states are kept beside it: the same traces serve every head of
+this draft and mode. Costs are measured on this machine first. Traces are appended prompt by prompt; a killed run goes
+on where it stopped. With `--recommend` the best threshold and the expected acceptance are written into
 the head's `adapter_config.json`.
 """
 
@@ -26,13 +27,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
+from hf_specdecpp.acceptance import read_head
+from hf_specdecpp.bench.sets import load_prompts
 from hf_specdecpp.calibration import Calibration
 from hf_specdecpp.cost_measurement import measure_costs
-from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
+from hf_specdecpp.data import prompt_ids
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.replay import oracle, replay
 from hf_specdecpp.stopping import CostProfile
-from hf_specdecpp.trace import Trace, read_traces, record_traces
+from hf_specdecpp.trace import Trace, judged, read_states, read_traces, record_traces
 
 THRESHOLDS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
 
@@ -139,8 +142,9 @@ def main() -> None:
     parser.add_argument("--head", type=Path, required=True)
     parser.add_argument("--set", nargs=2, action="append", required=True, metavar=("NAME", "SOURCE"))
     parser.add_argument("--count", type=int, default=24, help="prompts of each set")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--max-draft-length", type=int, default=10)
+    parser.add_argument("--max-new-tokens", type=int, default=512)
+    parser.add_argument("--max-length", type=int, default=512, help="tokens of prompt and response")
+    parser.add_argument("--max-draft-length", type=int, default=12)
     parser.add_argument("--costs", type=Path, help="JSON of `specdecpp calibrate --output`; else measured here")
     parser.add_argument("--traces", type=Path, required=True, help="folder")
     parser.add_argument("--recommend", action="store_true")
@@ -158,10 +162,14 @@ def main() -> None:
     profile = Calibration.load(args.costs).at(128) if args.costs else measure_costs(target, draft, longest)
     traces = {}
     for name, source in args.set:
-        path = args.traces / f"{args.head.name}-{name}.jsonl"
-        prompts = [prompt_ids(tokenizer, prompt_text(row)) for row in load_rows(source).take(args.count)]
-        record_traces(target, draft, prompts, path, decoding, args.max_new_tokens, longest)
-        traces[name] = read_traces(path)[: args.count]
+        path = args.traces / f"{'sampling' if decoding.do_sample else 'greedy'}-{name}.jsonl"
+        prompts = [prompt_ids(tokenizer, text) for text in load_prompts(f"{name}={source}", args.count)[1]]
+        record_traces(
+            target, draft, prompts, path, decoding, args.max_new_tokens, longest, keep_states=True,
+            max_length=args.max_length,
+        )  # fmt: skip
+        found = zip(read_traces(path), read_states(path), strict=True)
+        traces[name] = [judged(trace, states, *read_head(args.head)) for trace, states in found][: args.count]
 
     first = next(iter(traces.values()))
     expected = mean_acceptance(first)
@@ -187,6 +195,7 @@ def main() -> None:
         "log_loss_of_acceptance": {name: log_losses(found) for name, found in traces.items()},
         "prompts": args.count,
         "max_new_tokens": args.max_new_tokens,
+        "max_length": args.max_length,
         "max_draft_length": longest,
         "dtype": "bfloat16",
         "threads": torch.get_num_threads(),

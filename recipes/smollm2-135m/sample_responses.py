@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.training.responses import generate_responses
+from hf_specdecpp.responses import generate_responses
 
 
 def main() -> None:

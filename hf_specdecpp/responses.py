@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ..decoding import Decoding
+from .decoding import Decoding
 
 
 @torch.inference_mode()
@@ -59,3 +59,9 @@ def generate_responses(
         mask = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=-1)
         position_ids = position_ids[:, -1:] + 1
     return responses
+
+
+def end_of_sequence(model: PreTrainedModel) -> list[int]:
+    """The tokens that end an answer of `model`."""
+    eos = model.generation_config.eos_token_id
+    return [] if eos is None else torch.as_tensor(eos).flatten().tolist()
