@@ -182,7 +182,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         cap, self.drafted, scores = min(self.rule.begin(), room), [], []
         self.stop_reason = "no_room" if room < 1 else "no_draft"
         with listening() if self.judge else nullcontext() as listener:
-            newest = self._roll_back(sequence) if cap > 0 else None
+            newest = self._roll_back(sequence)  # also without a draft: later it could not tell what was rejected
             while len(self.drafted) < cap:
                 logits = self._draft_logits(newest, sequence)
                 newest, processed = self._draw(sequence, logits)

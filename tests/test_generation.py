@@ -293,17 +293,6 @@ def test_different_tokenizers_are_refused(target, ours, tokenizer):
         target.generate(prompt(), **GREEDY, tokenizer=tokenizer, assistant_tokenizer=other, **ours)
 
 
-def test_an_exception_in_a_streamer_leaves_everything_usable(target, draft, ours, tokenizer):
-    class Breaks(Recorder):
-        def on_finalized_text(self, text, stream_end=False):
-            raise KeyboardInterrupt
-
-    plain = target.generate(prompt(), **GREEDY)
-    with pytest.raises(KeyboardInterrupt):
-        target.generate(prompt(), **GREEDY, streamer=Breaks(tokenizer), **ours)
-    assert target.generate(prompt(), **GREEDY, **ours).tolist() == plain.tolist()
-
-
 def test_bfloat16_models(tokenizer):
     target = tiny_model("llama").to(torch.bfloat16)
     draft = with_head(similar_draft(target))
