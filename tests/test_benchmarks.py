@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 import torch
-from conftest import card_of, prompts, similar_draft
+from conftest import card_of, prompts, similar_draft, with_head
 
 from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.decoding import Decoding
@@ -91,6 +91,18 @@ def test_memory_is_that_of_a_labelling_process_for_each_count(run, material):
     assert (small["prompts"], large["prompts"]) == (6, 20) and large["labels_mb"] > small["labels_mb"]
     assert (large["batch_size"], large["states"]) == (8, ["before"])
     assert small["peak_mb"] > 50 and result["growth"] == large["peak_mb"] / small["peak_mb"]
+
+
+def test_contexts_grow_as_asked_and_both_ways_are_timed(run, material, target, tmp_path):
+    with_head(similar_draft(target)).save_pretrained(tmp_path / "head")
+    options = "--lengths", 60, 200, "--new-tokens", 6, "--repeats", 2, "--head", tmp_path / "head"
+    result = run("context_length.py", "--prompts", material / "prompts.jsonl", *options)
+    short, long = result["lengths"]
+    assert 0 < short["prompt_tokens"] <= 60 < long["prompt_tokens"] <= 200
+    assert short["equal"] and long["equal"]
+    for way in ("plain", "specdec++"):
+        assert long[way]["cache_mb"] > short[way]["cache_mb"] > 0 and long[way]["token_seconds"] > 0
+    assert short["specdec++"]["cache_mb"] > short["plain"]["cache_mb"]
 
 
 @pytest.mark.parametrize("reads", ("before", "after"))
