@@ -166,7 +166,7 @@ def main() -> None:
         prompts = [prompt_ids(tokenizer, text) for text in load_prompts(f"{name}={source}", args.count)[1]]
         record_traces(
             target, draft, prompts, path, decoding, args.max_new_tokens, longest, keep_states=True,
-            max_length=args.max_length,
+            max_length=args.max_length, batch_size=192,
         )  # fmt: skip
         found = zip(read_traces(path), read_states(path), strict=True)
         traces[name] = [judged(trace, states, *read_head(args.head)) for trace, states in found][: args.count]
