@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
+from .cache import growing_cache
 from .decoding import Decoding
 
 
@@ -39,7 +40,7 @@ def generate_responses(
     eos = torch.tensor(eos_token_ids, device=device)
     rows = torch.arange(len(prompts), device=device)
     responses: list[list[int]] = [[] for _ in prompts]
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = growing_cache()
     kept = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
     for _ in range(max_new_tokens):
         logits: Tensor = model(
@@ -51,9 +52,14 @@ def generate_responses(
         going = ~torch.isin(tokens, eos)
         if not going.any():
             break
-        if not going.all():
-            keep = going.nonzero().squeeze(-1)
-            cache.batch_select_indices(keep)
+        if not going.all():  # the last rows that go on take the places of those that do not
+            count = int(going.sum())
+            order = torch.arange(len(going), device=device)
+            places, sources = (~going[:count]).nonzero().squeeze(-1), going[count:].nonzero().squeeze(-1) + count
+            order[places] = sources
+            for layer in cache.layers:
+                layer.move_rows(sources, places, count)
+            keep = order[:count]
             rows, tokens, mask, position_ids = rows[keep], tokens[keep], mask[keep], position_ids[keep]
         input_ids = tokens[:, None]
         mask = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=-1)

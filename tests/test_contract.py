@@ -6,6 +6,7 @@ import peft
 import pytest
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from transformers import CompileConfig, DynamicCache, GenerationConfig, GenerationMixin, LlamaForCausalLM
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, CandidateGenerator
 
 from hf_specdecpp import SpecDecPP
@@ -81,8 +82,13 @@ def test_the_benchmark_can_have_decoding_compiled_on_a_cpu_and_lookups_counted()
 
 def test_caches_roll_back_by_negative_counts():
     assert parameters(DynamicCache.crop)[0] == "self" and len(parameters(DynamicCache.crop)) == 2
-    for name in ("get_seq_length", "batch_select_indices"):
-        assert callable(getattr(DynamicCache, name))
+    assert callable(DynamicCache.get_seq_length)
+
+
+def test_a_cache_makes_its_layers_of_a_class_of_ours():
+    assert "self.layers.append(self.layer_class_to_replicate())" in source(Cache.update)
+    assert parameters(DynamicLayer.update)[:3] == ["self", "key_states", "value_states"]
+    assert parameters(DynamicLayer.lazy_initialization) == ["self", "key_states", "value_states"]
 
 
 def test_peft_looks_methods_up_in_dictionaries_and_calls_our_hooks():

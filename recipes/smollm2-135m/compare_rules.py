@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
 from hf_specdecpp.acceptance import read_head
 from hf_specdecpp.bench.sets import load_prompts
+from hf_specdecpp.bench.summary import summarise_replay
 from hf_specdecpp.calibration import Calibration
 from hf_specdecpp.cost_measurement import measure_costs
 from hf_specdecpp.data import prompt_ids
@@ -200,6 +201,10 @@ def main() -> None:
         "dtype": "bfloat16",
         "threads": torch.get_num_threads(),
         "tables": tables,
+        "replays": {
+            name: summarise_replay(found, profile, longest, chosen["cost-aware with the head"], with_head=True)
+            for name, found in traces.items()
+        },
         "other_hardware": other_hardware(traces, expected, longest) if args.hardware else None,
     }  # fmt: skip
     args.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -6,10 +6,10 @@
     python recipes/smollm2-135m/sample_responses.py --target TARGET --exclude runs/fresh.jsonl --seed 1 \\
         --set dolly_train databricks/databricks-dolly-15k --output runs/dolly.jsonl
 
-Responses are sampled at temperature 1 with top-k 50. A line of the output has `set`, `row` (the prompt's number in
-its source), `prompt` and `response_ids`, which is what the next step reads. Lines are appended batch by batch; a
-killed run goes on where it stopped. `--reference` takes the answers that people wrote: not what the target would say,
-but general prose for a third of the price, since the target need not generate.
+Responses are sampled at temperature 1 with top-k 50, or with `--greedy` decoded greedily. A line of the output has
+`set`, `row` (the prompt's number in its source), `prompt` and `response_ids`, which is what the next step reads. Lines
+are appended batch by batch; a killed run goes on where it stopped. `--reference` takes the answers that people wrote:
+not what the target would say, but general prose for a third of the price, since the target need not generate.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--set", nargs=2, required=True, metavar=("NAME", "SOURCE"))
     parser.add_argument("--exclude", type=Path, help="JSONL of prompts to leave out: those of the head's labels")
     parser.add_argument("--reference", metavar="FIELD", help="take the answer from this field of the source")
+    parser.add_argument("--greedy", action="store_true", help="decode greedily instead of sampling")
     parser.add_argument("--max-new-tokens", type=int, default=160)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--limit", type=int, help="stop after so many prompts")
@@ -75,7 +76,8 @@ def main() -> None:
         else:
             prompts = [ids for _, _, ids, _ in batch]
             seed = args.seed * 10000 + number
-            answers = generate_responses(model, prompts, Decoding(True), args.max_new_tokens, [eos], seed)
+            decoding = Decoding(do_sample=not args.greedy)
+            answers = generate_responses(model, prompts, decoding, args.max_new_tokens, [eos], seed)
         lines = [
             json.dumps({"set": name, "row": row, "prompt": text, "response_ids": answer}) + "\n"
             for (row, text, _, _), answer in zip(batch, answers, strict=True)

@@ -164,7 +164,7 @@ SCALARS = ("raw_binary_kl", "binary_kl", "roc_auc", "predicted", "labels")
 
 def test_a_trained_head_predicts_better_than_the_mean_and_is_saved_calibrated(labels, tmp_path):
     metrics = trained(labels, tmp_path)
-    assert metrics["binary_kl"] < 0.95 * metrics["binary_kl_constant"] and metrics["roc_auc"] > 0.6
+    assert metrics["binary_kl"] < 0.98 * metrics["binary_kl_constant"] and metrics["roc_auc"] > 0.6
     assert metrics["predicted"] == pytest.approx(metrics["acceptance"], abs=0.1)
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
     assert (tmp_path / "reliability.png").read_bytes()[:4] == b"\x89PNG"
