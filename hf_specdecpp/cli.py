@@ -196,7 +196,7 @@ def label(
     from .data import fingerprint, load_rows, tokenized_prompts
     from .training.label_folder import LabelsCard
     from .training.labels import Rows
-    from .training.pipeline import label_prompts, process_state, served
+    from .training.pipeline import label_prompts, leave_processes, process_state, served
 
     process_state()  # under `accelerate launch`, chooses the GPU that this process loads models on
     modes = {"greedy": Decoding(), "sampling": Decoding(True, temperature, top_k, top_p)}
@@ -223,6 +223,7 @@ def label(
             on_batch=lambda n, rate: progress.update(task, advance=n, rate=f"{rate:.0f} tokens/s" if rate else ""),
         )  # fmt: skip
     console.print(f"labels of {len(rows)} responses in {output}")
+    leave_processes()
 
 
 @app.command()
@@ -264,7 +265,7 @@ def train(
     """Fit an acceptance head to labels, calibrate it on held-out ones, and save it."""
     from .acceptance import AcceptanceHeadConfig
     from .training.label_folder import read_card
-    from .training.pipeline import train_head
+    from .training.pipeline import leave_processes, train_head
     from .training.trainer import AcceptanceTrainingArguments
 
     if len(labels) > 1 and not sweep:
@@ -297,6 +298,7 @@ def train(
         if isinstance(value, float | int):
             console.print(f"{name:<28}{value:.4g}")
     console.print(f"head saved in {output}")
+    leave_processes()
 
 
 def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patience) -> None:

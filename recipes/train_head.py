@@ -24,14 +24,15 @@ from transformers import PreTrainedModel
 
 from hf_specdecpp.candidate_generator import check_pair
 from hf_specdecpp.cli import speaks_plainly
+from hf_specdecpp.conditions import public
 from hf_specdecpp.data import fingerprint, listed, load_rows, tokenized_prompts
 from hf_specdecpp.files import write_atomically
 from hf_specdecpp.loading import load_model, load_tokenizer
 from hf_specdecpp.training.judging import judge, predictor_table
 from hf_specdecpp.training.label_folder import LabelsCard, read_card
-from hf_specdecpp.training.pipeline import label_prompts, process_state, served, train_head
+from hf_specdecpp.training.pipeline import label_prompts, leave_processes, process_state, served, train_head
 from hf_specdecpp.training.recipe import Recipe
-from hf_specdecpp.training.run_report import RunReport, public
+from hf_specdecpp.training.run_report import RunReport
 
 
 def label(recipe: Recipe, models: Callable, mode: str, name: str, folder: Path, say: Callable) -> dict[str, Any]:
@@ -117,6 +118,7 @@ def main(
         pair = f"{public(settings.draft)} drafts for {settings.target_name}"
         write_atomically(output / "report.md", f"# {recipe.stem}: {pair}\n\n{report.markdown()}{tables}")
     report.say(f"heads and report.md are in {output}")
+    leave_processes()
 
 
 if __name__ == "__main__":

@@ -96,6 +96,13 @@ def process_state() -> PartialState:
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
+def leave_processes() -> None:
+    """Ends what `accelerate launch` began, when all are done: one that just exits may abort while others work on."""
+    state = process_state()
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
 def generator(target: PreTrainedModel, card: LabelsCard) -> Respond:
     """Responses by `target` itself, as `card` says."""
     eos_token_ids, decoding = end_of_sequence(target), Decoding(**card.responses)

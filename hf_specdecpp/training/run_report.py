@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from ..conditions import conditions
+from ..conditions import conditions, public
 from ..files import write_atomically
 
 
@@ -27,7 +26,7 @@ class RunReport:
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]):
-        self.path, settings = folder / "report.json", public(settings)
+        self.path, settings = folder / "report.json", public_settings(settings)
         before = json.loads(self.path.read_text()) if self.path.exists() else {"settings": settings, "stages": {}}
         differ = [name for name, value in settings.items() if value != before["settings"].get(name)]
         if differ and any("minutes" in stage for stage in before["stages"].values()):
@@ -84,6 +83,10 @@ def minutes(stage: dict[str, Any]) -> str:
     return f"{stage['minutes']:.1f}" + (f", the last of {stage['starts']} starts" if stage["starts"] > 1 else "")
 
 
-def public(value: Any) -> Any:
-    """`value` with absolute paths cut to their last part: the rest means nothing on other machines."""
-    return json.loads(re.sub(r"(?<=[\"'= ])/\S*/", "", json.dumps(value)))
+def public_settings(value: Any) -> Any:
+    """`value` with every word in it as other machines may read it, see `public`."""
+    if isinstance(value, dict):
+        return {name: public_settings(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [public_settings(part) for part in value]
+    return public(value) if isinstance(value, str) else value

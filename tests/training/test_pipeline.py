@@ -66,6 +66,7 @@ write = pipeline.write_shard
 pipeline.write_shard = lambda *args: made.append(write(*args))
 pipeline.label_prompts(*pair, rows, output, card_of(pair, rows, states=["before"], batch_size=2))
 (output / f"by-{{PartialState().process_index}}").write_text(str(len(made)))
+pipeline.leave_processes()
 """
 
 
@@ -232,6 +233,7 @@ from hf_specdecpp import AcceptanceHeadConfig
 from hf_specdecpp.training.head_inputs import HeadInputs
 from hf_specdecpp.training.label_folder import read_labels
 from hf_specdecpp.training.labels import Rows
+from hf_specdecpp.training.pipeline import leave_processes
 from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
 
 labels, output, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -250,8 +252,7 @@ trainer.train()
 if trainer.is_world_process_zero():
     model.save_pretrained(output)
     (output / "processes").write_text(str(trainer.args.world_size))
-trainer.accelerator.wait_for_everyone()  # a process that leaves early may abort while the other still writes
-trainer.accelerator.state.destroy_process_group()
+leave_processes()
 """
 
 
