@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The paper's experiment at the scale of two CPU cores: heads trained on Alpaca-train labels (never shipped: CC BY-NC),
 # settings chosen on Alpaca dev, reported on Alpaca test, GSM8K test and HumanEval; and its ablations. About 3 hours.
-# Every step keeps what it made, so the script can be killed and given again.
+# Every step keeps what it made, so the script can be killed and given again. MODES=sampling does one mode alone.
 #
 #   ALPACA_TRAIN=alpaca_train.jsonl ALPACA_DEV=alpaca_dev.jsonl ALPACA_TEST=alpaca_test.jsonl \
 #       recipes/smollm2-135m/paper.sh runs/paper benchmarks/results
@@ -17,7 +17,7 @@ PAIR=(--target "$TARGET" --draft "$DRAFT")
 [ -e "$RUNS/costs/bfloat16.json" ] || specdecpp calibrate "${PAIR[@]}" --head $R/heads/sampling --output "$RUNS/costs"
 COSTS=$RUNS/costs/bfloat16.json
 
-for mode in sampling greedy; do
+for mode in ${MODES:-sampling greedy}; do
     sample=(--sample) greedy=()
     [ $mode = sampling ] || { sample=(); greedy=(--greedy); }
     # One set of responses, read on-policy, and by the paper's procedure with three shares of mixing.
@@ -48,4 +48,4 @@ for mode in sampling greedy; do
         compare "$RUNS/$mode-$kind/base" "$RESULTS/paper-$mode-$kind.json"
     done
 done
-python $R/paper_table.py "$RESULTS"/paper-sampling-paper.json "$RESULTS"/paper-greedy-paper.json --output "$RESULTS/paper"
+python $R/paper_table.py "$RESULTS"/paper-*-paper.json --output "$RESULTS/paper"
