@@ -95,7 +95,9 @@ def bench(
     quick: bool = typer.Option(False, help="Few methods, one run, about five minutes: a verdict for this pair."),
     sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
     count: int = typer.Option(12, min=1, help="Prompts of each set."),
-    repeats: int = typer.Option(3, min=1, help="Timed runs of every method on every prompt. [quick: 1]"),
+    repeats: int = typer.Option(
+        3, min=1, help="Timed runs of every method on every prompt, after one that counts. [quick: that one alone]"
+    ),
     max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
     threads: int = typer.Option(None, min=1, help="Of the CPU. [default: torch's]", show_default=False),
@@ -120,7 +122,7 @@ def bench(
     logging.set_verbosity_error()  # transformers warns of its own nested generate in assisted decoding
     names = [name for given in method for name in (ALL if given == "all" else [given])]
     settings = Settings(
-        target, draft, head, prompts, names or list(QUICK if quick else USUAL), sample, count, 1 if quick else repeats,
+        target, draft, head, prompts, names or list(QUICK if quick else USUAL), sample, count, 0 if quick else repeats,
         max_new_tokens, dtype, threads, traced=4 if quick else None, minutes=5.0 if quick else None,
     )  # fmt: skip
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -179,3 +180,17 @@ def card_of(pair, rows, made=ON_POLICY, **changes):
         *pair, Decoding(True), modes, made, prompts=len(rows),
         prompts_sha256=fingerprint(rows), **settings,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair(target, tokenizer, tmp_path_factory):
+    """A pair on disk: folders `target`, `draft` and `head`, and a file of twelve prompts."""
+    folder = tmp_path_factory.mktemp("pair")
+    target.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    draft = similar_draft(target)
+    draft.save_pretrained(folder / "draft")
+    with_head(draft, threshold=0.6).save_pretrained(folder / "head")
+    rows = [{"instruction": f"Say {i}.", "input": ""} for i in range(12)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder

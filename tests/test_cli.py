@@ -3,26 +3,11 @@
 import json
 
 import pytest
-from conftest import similar_draft, with_head
 from typer.testing import CliRunner
 
 from hf_specdecpp.cli import app
 
 runner = CliRunner()
-
-
-@pytest.fixture(scope="module")
-def pair(target, tokenizer, tmp_path_factory):
-    """Folders `target`, `draft` and `head`, and a file of prompts."""
-    folder = tmp_path_factory.mktemp("cli")
-    target.save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
-    draft = similar_draft(target)
-    draft.save_pretrained(folder / "draft")
-    with_head(draft, threshold=0.6).save_pretrained(folder / "head")
-    rows = [{"instruction": f"Say {i}.", "input": ""} for i in range(12)]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
 
 
 def run(*arguments):

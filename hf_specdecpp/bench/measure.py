@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, set_seed
 from ..statistics import GenerationStatistics, collect_stats
 from .methods import Method, draft_settings
 
-COUNTED = 0  # the repeat that warms up and counts; its seconds say nothing
+COUNTED = 0  # the repeat that warms up and counts; its seconds are used only where there is no other
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class Settings:
             your own without a head is measured by what needs none.
         sets (`list[str]`), count (`int`), seed (`int`): see `load_prompts`.
         methods (`list[str]`): see `new_method`.
+        repeats (`int`): timed runs after the counted one; 0 takes the time of that.
         sample (`bool`): temperature 1 and top-k 50, else greedy.
         traced (`int`, *optional*): prompts of each set whose drafts are recorded for the replay, else all.
         minutes (`float`, *optional*): no prompt is begun that would end later.

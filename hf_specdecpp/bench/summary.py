@@ -35,11 +35,10 @@ def total(statistics: Iterable[GenerationStatistics]) -> GenerationStatistics:
 
 
 def timed_rows(rows: list[Row]) -> dict[int, list[Row]]:
-    """The timed rows of each prompt."""
+    """The timed rows of each prompt; where there are none but the counted ones, those."""
     found: dict[int, list[Row]] = {}
-    for row in rows:
-        if row.repeat != COUNTED:
-            found.setdefault(row.prompt, []).append(row)
+    for row in [row for row in rows if row.repeat != COUNTED] or rows:
+        found.setdefault(row.prompt, []).append(row)
     return found
 
 

@@ -29,7 +29,8 @@ def conditions(name: str, result: dict[str, Any]) -> str:
     asked, found = result["configuration"], result["sets"][name]
     low, high = found["prompt_tokens"]
     device = result["device"] if result["device"] != "cpu" else f"CPU with {result['threads']} threads"
-    runs = f"{asked['repeats']} timed run{'s' * (asked['repeats'] > 1)} of each method in turn"
+    repeats = max(asked["repeats"], 1)
+    runs = f"{repeats} timed run{'s' * (repeats > 1)} of each method in turn"
     mode = "sampling (temperature 1, top-k 50)" if asked["sample"] else "greedy"
     return (
         f"{name}, {mode}, {found['prompts']} prompts of {low} to {high} tokens, at most {asked['max_new_tokens']} new "

@@ -4,7 +4,6 @@ import copy
 import json
 
 import pytest
-from conftest import similar_draft, with_head
 from typer.testing import CliRunner
 
 from hf_specdecpp.bench import run as run_module
@@ -15,20 +14,6 @@ from hf_specdecpp.bench.verdict import verdict
 from hf_specdecpp.cli import app
 
 METHODS = ("assisted=2", "lookup", "recommended")
-
-
-@pytest.fixture(scope="module")
-def pair(target, tokenizer, tmp_path_factory):
-    """Folders `target`, `draft` and `head`, and a file of prompts."""
-    folder = tmp_path_factory.mktemp("bench")
-    target.save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
-    draft = similar_draft(target)
-    draft.save_pretrained(folder / "draft")
-    with_head(draft, threshold=0.6).save_pretrained(folder / "head")
-    rows = [{"instruction": f"Say {i}.", "input": ""} for i in range(9)]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
 
 
 def invoke(*arguments):
