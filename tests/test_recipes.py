@@ -257,11 +257,11 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     recommended = AcceptanceHeadConfig.from_pretrained(head)
     assert recommended.rule == "cost-aware" and 0 <= recommended.rule_settings["mean_acceptance"] < 1
 
-    run("paper_table.py", rules, "--output", tmp_path / "paper")
+    run("rules_report.py", rules, "--output", tmp_path / "paper")
     report = (tmp_path / "paper" / "report.md").read_text()
-    assert (
-        f"| test | K={written['chosen']['fixed length']['settings']['length']}: " in report and "| dev |" not in report
-    )
+    length, speed = written["chosen"]["fixed length"]["settings"]["length"], tables["test"]["fixed length"]["speedup"]
+    assert f"| test, greedy | length {length}: {speed:.3f} (" in report and "| dev, greedy |" not in report
+    assert report.count("| cost-aware with the head |") == 3 and "| Alpaca, the paper | 1.90 |" in report
     assert (tmp_path / "paper" / "rules-test.png").stat().st_size > 10_000
 
     lossless = tmp_path / "lossless.jsonl"

@@ -48,4 +48,4 @@ for mode in ${MODES:-sampling greedy}; do
         compare "$RUNS/$mode-$kind/base" "$RESULTS/paper-$mode-$kind.json"
     done
 done
-python $R/paper_table.py "$RESULTS"/paper-*-paper.json --output "$RESULTS/paper"
+python $R/rules_report.py "$RESULTS"/paper-*-paper.json --output "$RESULTS/paper"
