@@ -17,7 +17,6 @@ the head's `adapter_config.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 from dataclasses import asdict
@@ -31,6 +30,7 @@ from hf_specdecpp.acceptance import read_head
 from hf_specdecpp.bench.sets import load_prompts
 from hf_specdecpp.bench.summary import summarise_replay
 from hf_specdecpp.calibration import Calibration
+from hf_specdecpp.conditions import write_result
 from hf_specdecpp.cost_measurement import measure_costs
 from hf_specdecpp.data import prompt_ids
 from hf_specdecpp.decoding import Decoding
@@ -199,7 +199,6 @@ def main() -> None:
         "max_length": args.max_length,
         "max_draft_length": longest,
         "dtype": "bfloat16",
-        "threads": torch.get_num_threads(),
         "tables": tables,
         "replays": {
             name: summarise_replay(found, profile, longest, chosen["cost-aware with the head"], with_head=True)
@@ -207,7 +206,7 @@ def main() -> None:
         },
         "other_hardware": other_hardware(traces, expected, longest) if args.hardware else None,
     }  # fmt: skip
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(args.output, result, target=target.config, draft=draft.config)
     for name, rows in tables.items():
         print(f"{name} ({args.head.name})")
         for rule, row in rows.items():
