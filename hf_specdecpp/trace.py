@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from .acceptance import AcceptanceHead, AcceptanceHeadConfig, acceptance_layer, listening, token_features
+from .acceptance import (
+    AcceptanceHead,
+    AcceptanceHeadConfig,
+    acceptance_layer,
+    listening,
+    model_signature,
+    token_features,
+)
 from .candidate_generator import active_head_config, check_pair, in_vocabulary, roll_back
 from .decoding import Decoding, draw_beside, draw_tokens
+from .files import write_atomically
 from .responses import end_of_sequence, generate_responses
 from .stopping import DraftedToken
 
@@ -68,9 +78,9 @@ class Trace:
         return cls(**fields, drafts=drafts)
 
 
-def read_traces(path: Path) -> list[Trace]:
+def read_traces(path: str | Path) -> list[Trace]:
     """The traces of a JSONL file."""
-    return [Trace.from_json(line) for line in path.read_text().splitlines()]
+    return [Trace.from_json(line) for line in Path(path).read_text().splitlines()]
 
 
 def states_path(path: Path, number: int) -> Path:
@@ -270,7 +280,7 @@ def record_traces(
         max_length (`int`, *optional*): bound on prompt and response together.
 
     Raises:
-        ValueError: if a prompt leaves no room for two tokens.
+        ValueError: if a prompt leaves no room for two tokens, or if the file holds traces of something else.
     """
     bounds = [min(max_new_tokens, (max_length or math.inf) - len(prompt)) for prompt in prompts]
     if min(bounds, default=2) < 2:
@@ -279,6 +289,13 @@ def record_traces(
             "such prompts out or raise max_length"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "pair": [model_signature(model.config) for model in (target, draft)], "head": mounted_head(draft) is not None,
+        "decoding": asdict(decoding), "max_new_tokens": max_new_tokens, "max_length": max_length,
+        "max_draft_length": max_draft_length, "states": keep_states,
+    }  # fmt: skip
+    digests = [hashlib.sha256(repr(prompt).encode()).hexdigest()[:16] for prompt in prompts]
+    keep_settings(path.with_suffix(".settings.json"), settings, digests)
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith("\n")]
     path.write_text("".join(whole))  # a killed run's half line goes
@@ -300,3 +317,22 @@ def record_traces(
                 with path.open("a") as file:
                     file.write(trace.to_json() + "\n")
             on_prompt()
+
+
+def keep_settings(path: Path, settings: dict[str, Any], prompts: list[str]) -> None:
+    """Writes what traces are of into `path`, or compares with it; more prompts may follow those that it names.
+
+    Raises:
+        ValueError: if they are of something else.
+    """
+    now = {name: json.loads(json.dumps(value)) for name, value in settings.items()}
+    before = json.loads(path.read_text()) if path.exists() else now | {"prompts": []}
+    known = before["prompts"]
+    differ = [name for name, value in now.items() if value != before[name]]
+    differ += ["prompts"] * (prompts[: len(known)] != known[: len(prompts)])
+    if differ:
+        raise ValueError(
+            f"{path.name.removesuffix('.settings.json')!r} holds traces made with another {', '.join(differ)}: "
+            "choose another file"
+        )
+    write_atomically(path, json.dumps(now | {"prompts": max(prompts, known, key=len)}) + "\n")

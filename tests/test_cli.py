@@ -99,3 +99,19 @@ def test_traces_are_recorded_and_a_killed_run_goes_on(pair, tmp_path):
     traces.write_text(whole[: len(whole) // 2])  # killed within a line
     assert run(*command).exit_code == 0
     assert traces.read_text() == whole
+    for changes, differ in (
+        (("--max-new-tokens", 4), "max_new_tokens"), (("--prompts", other_prompts(pair, tmp_path)), "prompts"),
+    ):  # fmt: skip
+        refused = run(*command, *changes)
+        assert refused.exit_code == 1
+        assert f"'traces' holds traces made with another {differ}: choose another file" in refused.output
+    assert traces.read_text() == whole
+    longer = run(*command, "--limit", 4)
+    assert longer.exit_code == 0 and traces.read_text().startswith(whole)
+    assert len(traces.read_text().splitlines()) == 4
+
+
+def other_prompts(pair, folder):
+    lines = (pair / "prompts.jsonl").read_text().splitlines(keepends=True)
+    (folder / "other.jsonl").write_text("".join(lines[::-1]))
+    return folder / "other.jsonl"

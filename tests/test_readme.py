@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from typer.testing import CliRunner
 
 import hf_specdecpp
+from hf_specdecpp import StoppingConfig
 from hf_specdecpp.cli import app
 from hf_specdecpp.demo_pair import DRAFT, HUB_ID
 
@@ -64,6 +65,7 @@ def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
     }  # fmt: skip
     short = {
         "label": ["--max-new-tokens", "8"],
+        "trace": ["--max-new-tokens", "8"],
         "train": [],
         "calibrate": ["--max-draft-length", "2"],
         "demo": ["--max-new-tokens", "8", "--repeats", "1"],
@@ -80,6 +82,9 @@ def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
             arguments += short[name]
         result = CliRunner().invoke(app, [name, *arguments])
         assert result.exit_code == 0, f"{command}\n{result.output}"
+    namespace: dict = {}
+    exec(next(block for block in blocks("python") if "def speedup" in block), namespace)
+    assert namespace["speedup"]("runs/traces.jsonl", StoppingConfig(rule="svip", threshold=0.3)) > 0
 
 
 def test_the_first_screen_shows_the_measured_table_with_its_conditions():

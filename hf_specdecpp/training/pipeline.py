@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from datasets import Dataset
 from peft import get_peft_model
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
 from ..data import lengths
@@ -31,7 +33,11 @@ from .labels import label_responses
 from .server import request_responses
 from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
 
+logger = logging.get_logger(__name__)
+
 SEQUENCES_PER_PASS = 8  # bounds the logits in memory: 8 x 200 tokens x 50,000 words are 300 MB in float32
+
+FEW = 100  # responses, with which no head can be good
 
 # Token ids of prompts, and a seed -> token ids of responses.
 Respond = Callable[..., list[list[int]]]
@@ -164,9 +170,17 @@ def train_head(
     rows = read_labels(labels).with_format("numpy")
     if len(rows) < 10:
         raise ValueError(f"{str(labels)!r} holds {len(rows)} responses: label at least 10, and better hundreds")
+    if len(rows) < FEW:
+        logger.warning(
+            f"{str(labels)!r} holds {len(rows)} responses: the head and its calibration will be poor, label hundreds"
+        )
     inputs = HeadInputs(
         mode, card.rows, config.reads, config.features, label, stored=f"{mode}_{config.reads}" in rows.column_names
     )
+    checkpoints = Path(arguments.output_dir)
+    keep_settings(checkpoints / "settings.json", output, config, arguments, {
+        "labels": asdict(card), "mode": mode, "label": label, "patience": patience, "held_out": held_out,
+    })  # fmt: skip
     train_rows, dev, test = shares(rows.select_columns(inputs.columns), held_out)
     torch.manual_seed(arguments.seed)
     model = get_peft_model(draft, config)
@@ -174,7 +188,6 @@ def train_head(
     trainer = AcceptanceTrainer(
         model, inputs, args=arguments, train_dataset=train_rows, eval_dataset=dev, callbacks=callbacks
     )
-    checkpoints = Path(arguments.output_dir)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.exists() else None)
 
     head = acceptance_layer(model).head_configs["default"]
@@ -194,6 +207,29 @@ def train_head(
         plot_reliability(metrics["bins"], output / "reliability.png", by_length=metrics.get("by_length"))
     trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+def keep_settings(
+    path: Path, output: Path, config: AcceptanceHeadConfig, arguments: AcceptanceTrainingArguments, others: dict
+) -> None:
+    """Writes what a training is of into `path`, or compares with what it goes on from.
+
+    Raises:
+        ValueError: if that was of something else.
+    """
+    training = ("num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "max_steps")
+    head = ("num_layers", "tied", "reads", "features", "rejection_weight", "decoding")
+    now = {name: getattr(arguments, name) for name in training} | {name: getattr(config, name) for name in head}
+    now = json.loads(json.dumps(now | others))
+    before = json.loads(path.read_text()) if path.exists() else now
+    differ = [name for name, value in now.items() if value != before[name]]
+    if differ:
+        raise ValueError(
+            f"{str(output)!r} holds a head trained with another {', '.join(differ)}: choose another folder"
+        )
+    if process_state().is_main_process:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(now, indent=1))
 
 
 def shares(rows: Dataset, held_out: float = 0.1) -> tuple[Dataset, Dataset, Dataset]:

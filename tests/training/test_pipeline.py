@@ -206,9 +206,18 @@ def test_an_interrupted_training_goes_on_and_ends_in_the_same_head(labels, tmp_p
 
 def test_training_stops_early_when_nothing_gets_better(labels, tmp_path):
     trained(labels, tmp_path, num_train_epochs=40, learning_rate=0.05, patience=2)
-    last = max((tmp_path / "checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[1]))
+    last = max((tmp_path / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     state = json.loads((last / "trainer_state.json").read_text())
     assert state["epoch"] < 40 and state["best_global_step"] <= state["global_step"]
+
+
+def test_a_folder_that_holds_another_training_is_refused_and_left_alone(labels, tmp_path):
+    trained(labels, tmp_path, num_train_epochs=1)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("adapter_*")}
+    with pytest.raises(ValueError, match="holds a head trained with another learning_rate: choose another folder"):
+        trained(labels, tmp_path, num_train_epochs=1, learning_rate=0.002)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.glob("adapter_*")}
+    trained(labels, tmp_path, num_train_epochs=1)
 
 
 def test_labels_of_another_mode_or_too_few_are_refused(labels, pair, tokenizer, tmp_path):
