@@ -25,7 +25,7 @@ from .acceptance import (
 )
 from .candidate_generator import active_head_config, check_pair, in_vocabulary, roll_back
 from .decoding import Decoding, draw_beside, draw_tokens
-from .files import write_atomically
+from .files import changed, write_atomically
 from .responses import end_of_sequence, generate_responses
 from .stopping import DraftedToken
 
@@ -325,14 +325,12 @@ def keep_settings(path: Path, settings: dict[str, Any], prompts: list[str]) -> N
     Raises:
         ValueError: if they are of something else.
     """
-    now = {name: json.loads(json.dumps(value)) for name, value in settings.items()}
-    before = json.loads(path.read_text()) if path.exists() else now | {"prompts": []}
-    known = before["prompts"]
-    differ = [name for name, value in now.items() if value != before[name]]
+    known = json.loads(path.read_text())["prompts"] if path.exists() else []
+    differ = changed(path, settings)
     differ += ["prompts"] * (prompts[: len(known)] != known[: len(prompts)])
     if differ:
         raise ValueError(
             f"{path.name.removesuffix('.settings.json')!r} holds traces made with another {', '.join(differ)}: "
             "choose another file"
         )
-    write_atomically(path, json.dumps(now | {"prompts": max(prompts, known, key=len)}) + "\n")
+    write_atomically(path, json.dumps(settings | {"prompts": max(prompts, known, key=len)}) + "\n")

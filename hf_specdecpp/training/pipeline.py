@@ -23,7 +23,7 @@ from transformers.utils import logging
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
 from ..data import lengths
 from ..decoding import Decoding
-from ..files import write_atomically
+from ..files import changed, write_atomically
 from ..metrics.reliability import plot_reliability
 from ..responses import end_of_sequence, generate_responses
 from .head_inputs import HeadInputs, add_states
@@ -220,16 +220,14 @@ def keep_settings(
     training = ("num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "max_steps")
     head = ("num_layers", "tied", "reads", "features", "rejection_weight", "decoding")
     now = {name: getattr(arguments, name) for name in training} | {name: getattr(config, name) for name in head}
-    now = json.loads(json.dumps(now | others))
-    before = json.loads(path.read_text()) if path.exists() else now
-    differ = [name for name, value in now.items() if value != before[name]]
+    differ = changed(path, now | others)
     if differ:
         raise ValueError(
             f"{str(output)!r} holds a head trained with another {', '.join(differ)}: choose another folder"
         )
     if process_state().is_main_process:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(now, indent=1))
+        write_atomically(path, json.dumps(now | others, indent=1))
 
 
 def shares(rows: Dataset, held_out: float = 0.1) -> tuple[Dataset, Dataset, Dataset]:
