@@ -220,7 +220,8 @@ def record_trace(
     trace = Trace(list(response), max_new_tokens, drafts)
     if head is None:
         return trace, None
-    return judged(trace, torch.stack(kept), *head), torch.stack(kept)
+    kept_states = torch.stack(kept)
+    return judged(trace, kept_states, *head), kept_states
 
 
 def mounted_head(draft: PreTrainedModel) -> tuple[AcceptanceHead, AcceptanceHeadConfig] | None:

@@ -22,7 +22,7 @@ for mode in ${MODES:-sampling greedy}; do
     [ $mode = sampling ] || { sample=(); greedy=(--greedy); }
     # One set of responses, read on-policy, and by the paper's procedure with three shares of mixing.
     responses=$RUNS/responses-$mode.jsonl
-    [ -e "$responses" ] || python $R/sample_responses.py --target "$TARGET" --set alpaca_train "$ALPACA_TRAIN" "${greedy[@]}" \
+    python $R/sample_responses.py --target "$TARGET" --set alpaca_train "$ALPACA_TRAIN" "${greedy[@]}" \
         --max-new-tokens 192 --limit "$LABELLED" --output "$responses"
     label() { specdecpp label "${PAIR[@]}" "${sample[@]}" --prompts "$responses" --output "$RUNS/labels/$mode-$1" "${@:2}"; }
     label on-policy --states before --states after
