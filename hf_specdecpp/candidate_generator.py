@@ -317,9 +317,10 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
         return own
     signature = model_signature(target)
     if head is not None and head.target_signature is not None and head.target_signature != signature:
+        swapped = (signature, model_signature(draft)) == (head.draft_signature, head.target_signature)
         raise ValueError(
             f"this head predicts the verdicts of {head.target_name_or_path!r} ({head.target_signature}), but the "
-            f"target is a {signature}: use a head that was trained for this pair"
+            f"target is a {signature}: {'swap target and draft' if swapped else 'use a head trained for this pair'}"
         )
     theirs = target.get_text_config().vocab_size
     # Models of one family pad one tokenizer's vocabulary to different multiples (Qwen2.5: 151936 and 152064).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
+from importlib.metadata import version
 from pathlib import Path
 
 import datasets
@@ -39,8 +40,16 @@ def speaks_plainly(command: Callable) -> Callable:
     return wrapped
 
 
+def show_version(asked: bool) -> None:
+    if asked:
+        console.print(version("hf_specdecpp"), highlight=False)
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    asked: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Show it and exit."),
+) -> None:
     """SpecDec++ for Hugging Face transformers."""
 
 
@@ -96,7 +105,7 @@ def bench(
     sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
     count: int = typer.Option(12, min=1, help="Prompts of each set."),
     repeats: int = typer.Option(
-        3, min=1, help="Timed runs of every method on every prompt, after one that counts. [quick: that one alone]"
+        3, min=0, help="Timed runs of every method on every prompt, after one that counts; 0 times that. [quick: 0]"
     ),
     max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
@@ -307,7 +316,9 @@ def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patie
     """The sweep of `train`, with its table and its plot."""
     from rich.table import Table
 
+    from .bench.report import markdown
     from .calibration import Calibration
+    from .files import write_atomically
     from .trace import read_states, read_traces
     from .training.sweep import plot_sweep, sweep
 
@@ -318,10 +329,13 @@ def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patie
         new_draft, labels, output, config, arguments, read_traces(traces), read_states(traces), profile, patience,
         on_variant=lambda name, row: console.print(f"{name}: binary KL {row['binary_kl']:.4f}", highlight=False),
     )  # fmt: skip
+    cells = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
     table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
+    columns = (name.replace("_", " ") for name in rows[0])
+    write_atomically(output / "sweep.md", "\n".join([*markdown(columns, cells), ""]))
     plot_sweep(rows, output / "sweep.png")
     console.print(f"heads, table and plot in {output}")
 
@@ -338,7 +352,7 @@ def trace(
     max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
     max_length: int = typer.Option(None, help="Most tokens of prompt and response.", show_default=False),
     max_draft_length: int = typer.Option(20, min=1, help="Longest draft recorded."),
-    limit: int = typer.Option(24, min=1, help="Only the first prompts."),
+    limit: int = typer.Option(None, min=1, help="Only the first prompts.", show_default=False),
     states: bool = typer.Option(False, help="Keep the draft's hidden states, by which other heads can be judged."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
 ) -> None:
@@ -352,7 +366,8 @@ def trace(
     if head:
         load_head(models[1], head)
     tokenizer = load_tokenizer(target)
-    ids = [prompt_ids(tokenizer, prompt_text(row)) for row in load_rows(prompts).take(limit)]
+    rows = load_rows(prompts)
+    ids = [prompt_ids(tokenizer, prompt_text(row)) for row in rows.take(min(limit or len(rows), len(rows)))]
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("traces", total=len(ids))

@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from .assisted_decoding import accepted_by, assisted_decoding
 
@@ -76,6 +77,12 @@ def with_candidate_generator(
         raise TypeError(
             "candidate_generator must be a subclass of CandidateGenerator or a function that returns one, got "
             f"{type(candidate_generator).__name__}"
+        )
+    if isinstance(candidate_generator, CandidateGenerator):
+        name = type(candidate_generator).__name__
+        raise TypeError(
+            f"candidate_generator takes the class, not an object of it: write candidate_generator={name}, and "
+            "assistant_model= and stopping_config= beside it"
         )
     if custom_generate is not None:
         raise ValueError("candidate_generator and custom_generate both choose how to generate: give one of them")

@@ -139,8 +139,8 @@ def _public_name(role: str, given: str | None, stored: str | None) -> str:
     # A stored name may be that of a folder that only looks like an id, say runs/draft.
     if name is None or not _is_hub_id(name) or (given is None and Path(name).exists()):
         raise ValueError(
-            f"the head's {role} is {name!r}, which nobody else could load: upload the {role} and name its repository "
-            f"as `{role}`"
+            f"the head's {role} is {name!r}, which nobody else could load: upload the {role} and name its repository, "
+            f"--{role} on the command line or {role}= in Python"
         )
     return name
 

@@ -61,6 +61,7 @@ def load_head(draft: PreTrainedModel, name: str) -> None:
     Raises:
         ValueError: if there is none.
     """
+    check_folder(name)
     if not (Path(name) / "adapter_config.json").exists() and Path(name).exists():
         raise ValueError(f"the folder {name!r} holds no adapter_config.json: give the folder that a head was saved in")
     try:
@@ -73,7 +74,14 @@ def load_head(draft: PreTrainedModel, name: str) -> None:
         ) from error
 
 
+def check_folder(name: str) -> None:
+    """Raises `ValueError` for what can only be a folder and is not there, before the Hub is asked for it."""
+    if (name.startswith((".", "~", os.sep)) or name.count("/") > 1) and not Path(name).exists():
+        raise ValueError(f"there is no folder {name!r}: give one with a checkpoint, or the id of a model on the Hub")
+
+
 def _load(auto_class: Any, name: str, **kwargs: Any) -> Any:
+    check_folder(name)
     try:
         return auto_class.from_pretrained(name, **kwargs)
     except OSError as error:

@@ -105,6 +105,10 @@ class GenerationStatistics:
         generator.update_candidate_strategy = timed_update
 
     def __str__(self) -> str:
+        if not self.rounds:
+            return (
+                "no assisted decoding was counted: give generate candidate_generator= or custom_generate=SpecDecPP()"
+            )
         by_position = list(self.acceptance_by_position.items())
         shown = ", ".join(f"{k}: {rate:.2f}" for k, rate in by_position[:8]) + (", ..." if by_position[8:] else "")
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.stop_reasons.most_common())

@@ -1,6 +1,7 @@
 """The commands, on a tiny pair on disk."""
 
 import json
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -60,8 +61,12 @@ def test_the_demo_compares_the_methods_and_writes_everything(pair, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("demo", "--threshold", "1.5"), "threshold is the probability of a rejection"),
-        (("demo", "--target", "/nowhere/at/all", "--draft", "x", "--head", "y"), "/nowhere/at/all"),
+        (("demo", "--threshold", "1.5"), "threshold must be a number between 0 and 1, got 1.5"),
+        (
+            ("demo", "--target", "/nowhere/at/all", "--draft", "x", "--head", "y"),
+            "there is no folder '/nowhere/at/all'",
+        ),
+        (("demo", "--target", "./nowhere", "--draft", "x", "--head", "y"), "there is no folder './nowhere'"),
         (("train", "--labels", "/nowhere", "--output", "/nowhere/head"), "holds no labels.json"),
     ],
 )
@@ -115,3 +120,7 @@ def other_prompts(pair, folder):
     lines = (pair / "prompts.jsonl").read_text().splitlines(keepends=True)
     (folder / "other.jsonl").write_text("".join(lines[::-1]))
     return folder / "other.jsonl"
+
+
+def test_the_version_is_told():
+    assert run("--version").output.strip() == version("hf_specdecpp")

@@ -277,6 +277,10 @@ def test_the_folder_that_a_hub_repository_can_carry(target, ours, tmp_path):
         ({"candidate_generator": "specdecpp"}, "must be a subclass of CandidateGenerator"),
         ({"candidate_generator": None}, "must be a subclass of CandidateGenerator"),
         ({"custom_generate": lambda *a, **k: None}, "both choose how to generate"),
+        (
+            {"candidate_generator": SpecDecPP(assistant_model=with_head(tiny_model("llama")))},
+            "takes the class, not an",
+        ),
         ({"synced_gpus": True}, "synced_gpus"),
         ({"candidate_generator": AssistedCandidateGenerator}, "takes no stopping_config"),
     ],

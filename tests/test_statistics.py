@@ -72,4 +72,4 @@ def test_nothing_is_counted_outside_a_block_and_blocks_nest(target, draft):
             target.generate(prompt(), **ours)
     target.generate(prompt(), **ours)
     assert inner.rounds > 0 and outer.rounds == before
-    assert "nothing drafted" in str(GenerationStatistics())
+    assert "no assisted decoding was counted: give generate candidate_generator=" in str(GenerationStatistics())

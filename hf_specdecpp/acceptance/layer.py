@@ -110,6 +110,7 @@ def acceptance_layer(model: nn.Module) -> AcceptanceHeadLayer:
         if isinstance(module, AcceptanceHeadLayer):
             return module
     raise ValueError(
-        f"the draft, a {type(model).__name__}, has no acceptance head: load one with draft.load_adapter(head), or "
-        "train one with `specdecpp label` and `specdecpp train`"
+        f"the draft, a {type(model).__name__}, has no acceptance head: load one with draft.load_adapter(head), "
+        "train one with `specdecpp label` and `specdecpp train`, or choose a rule that asks none, such as "
+        "StoppingConfig(rule='cost-aware', settings={'uses_head': False})"
     )

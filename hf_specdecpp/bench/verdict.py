@@ -28,16 +28,20 @@ def conditions(name: str, result: dict[str, Any]) -> str:
     """What a number of the set `name` cannot be read without."""
     asked, found = result["configuration"], result["sets"][name]
     low, high = found["prompt_tokens"]
-    device = result["device"] if result["device"] != "cpu" else f"CPU with {result['threads']} threads"
+    device = result["device"] if result["device"] != "cpu" else f"CPU with {counted(result['threads'], 'thread')}"
     repeats = max(asked["repeats"], 1)
-    runs = f"{repeats} timed run{'s' * (repeats > 1)} of each method in turn"
+    runs = f"{counted(repeats, 'timed run')} of each method in turn"
     mode = "sampling (temperature 1, top-k 50)" if asked["sample"] else "greedy"
     return (
-        f"{name}, {mode}, {found['prompts']} prompts of {low} to {high} tokens, at most {asked['max_new_tokens']} new "
-        f"tokens, {runs}, batch size 1, {asked['dtype']}, {device}, torch "
+        f"{name}, {mode}, {counted(found['prompts'], 'prompt')} of {low} to {high} tokens, at most "
+        f"{asked['max_new_tokens']} new tokens, {runs}, batch size 1, {asked['dtype']}, {device}, torch "
         f"{result['versions']['torch']}, transformers {result['versions']['transformers']}; medians over prompts with "
         "95 % bootstrap intervals"
     )
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def gain(found: dict[str, Any], unavailable: dict[str, str]) -> list[str]:
@@ -47,7 +51,7 @@ def gain(found: dict[str, Any], unavailable: dict[str, str]) -> list[str]:
     if ours is not None:
         low, high = ours["speedup_interval"]
         if found["prompts"] < FEW:
-            meaning = f"but {found['prompts']} prompts are too few to tell whether it pays"
+            meaning = f"but {counted(found['prompts'], 'prompt')} cannot tell whether it pays"
         elif low > 1:
             meaning = "it pays"
         elif high < 1:
@@ -98,7 +102,7 @@ def limit(found: dict[str, Any], costs: dict[str, Any]) -> str:
 def exactness(found: dict[str, Any], dtype: str) -> str:
     """Whether the output was plain decoding's own, and how close the choice was where it was not."""
     ours = found["methods"]["recommended"]
-    equal = f"Its output equals plain decoding on {ours['equal_to_plain']} of {found['prompts']} prompts"
+    equal = f"Its output equals plain decoding on {ours['equal_to_plain']} of {counted(found['prompts'], 'prompt')}"
     if not ours["differences"]:
         return f"{equal}."
     gaps = [d["logit_gap"] for d in ours["differences"]]

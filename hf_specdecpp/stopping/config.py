@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from .cost_aware import CostAware
 from .costs import CostProfile, RunningCosts
@@ -160,32 +161,76 @@ def make_rule(
     elif name == "specdec++" and not filled:
         arguments["threshold"] = 0.7
     if name in ("any", "all"):
-        parts = arguments.pop("rules", [])
-        if arguments or not parts:
+        parts = arguments.pop("rules", None)
+        if arguments or not parts or not isinstance(parts, (list, tuple)):
             raise ValueError(f"the rule {name!r} takes rules, a list of StoppingConfig as dictionaries, and no more")
-        return RULES[name](
-            *(make_rule(p["rule"], p.get("threshold"), p.get("settings", {}), running, costs) for p in parts)
-        )
-    known = list(inspect.signature(RULES[name]).parameters)
-    if "running" in known:
-        known.remove("running")
-        if arguments.get("costs") is None:
-            arguments |= {"running": running, "costs": costs}
-    unknown = sorted(set(arguments) - {*known, "running"})
+        return RULES[name](*(make_rule(**part_of(name, part), running=running, costs=costs) for part in parts))
+    known = get_type_hints(RULES[name].__init__)
+    is_timed = known.pop("running", None) is not None
+    unknown = sorted(set(arguments) - set(known))
     if unknown:
-        raise ValueError(f"the rule {name!r} has no {', '.join(unknown)}: its settings are {', '.join(known)}")
-    if isinstance(arguments.get("costs"), Mapping):
-        arguments["costs"] = CostProfile(**arguments["costs"])
+        raise ValueError(
+            f"the rule {name!r} has no {', '.join(unknown)}: its settings are {', '.join(known) or 'none'}"
+        )
+    needed = [n for n, p in inspect.signature(RULES[name]).parameters.items() if p.default is p.empty]
+    missing = [n for n in needed if n not in arguments]
+    if missing:
+        where = "threshold=" if missing == ["threshold"] else f"settings={{{missing[0]!r}: ...}}"
+        raise ValueError(f"the rule {name!r} needs a {missing[0]}: give {where}")
+    for setting, value in arguments.items():
+        check_setting(name, setting, value, known[setting])
+    if not isinstance(arguments.get("costs"), CostProfile | None):
+        arguments["costs"] = costs_of(arguments["costs"])
+    if is_timed and arguments.get("costs") is None:
+        arguments |= {"running": running, "costs": costs}
+    return RULES[name](**arguments)
+
+
+def part_of(name: str, part: Any) -> dict[str, Any]:
+    """The arguments of `make_rule` for one of the `rules` of the rule `name`.
+
+    Raises:
+        ValueError: unless it is a `StoppingConfig` as a dictionary, with a rule and without bounds.
+    """
+    fields = {"rule", "threshold", "settings", "min_draft_length", "max_draft_length"}
+    if not isinstance(part, Mapping) or part.get("rule") is None or set(part) - fields:
+        raise ValueError(
+            f"each of the rules of {name!r} is a StoppingConfig as a dictionary, like {{'rule': 'svip', 'threshold': "
+            f"0.3}} or config.to_dict(), got {part!r}"
+        )
+    if part.get("min_draft_length") is not None or part.get("max_draft_length") is not None:
+        raise ValueError(f"the bounds of a draft's length belong beside rule={name!r}, not inside its rules")
+    if part.get("threshold") is not None:
+        check_threshold(part["threshold"])
+    return {"name": part["rule"], "threshold": part.get("threshold"), "settings": part.get("settings") or {}}
+
+
+def check_setting(rule: str, name: str, value: Any, kind: Any) -> None:
+    """Raises `ValueError` unless `value` is of the type `kind` that the rule's class says; costs are checked later."""
+    expected = {int: (Integral, "a whole number"), float: (Real, "a number"), bool: (bool, "True or False")}.get(kind)
+    if expected and (not isinstance(value, expected[0]) or isinstance(value, bool) != (kind is bool)):
+        raise ValueError(f"{name} of the rule {rule!r} must be {expected[1]}, got {value!r}")
+
+
+def costs_of(given: Any) -> CostProfile:
+    """A `CostProfile` from its fields.
+
+    Raises:
+        ValueError: unless they are seconds.
+    """
     try:
-        return RULES[name](**arguments)
+        return CostProfile(**given)
     except TypeError as error:
-        raise ValueError(f"the rule {name!r} needs more settings: {error}") from error
+        raise ValueError(
+            "costs are seconds, like {'draft_seconds': 0.005, 'verify_seconds': [0.04, 0.041]}, the latter of a pass "
+            f"over 1, 2, ... tokens, got {given!r}"
+        ) from error
 
 
 def check_threshold(threshold: float) -> None:
-    """Raises `ValueError` unless `threshold` is a probability."""
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold is the probability of a rejection, between 0 and 1, got {threshold}")
+    """Raises `ValueError` unless `threshold` is a number in [0, 1]."""
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold <= 1:
+        raise ValueError(f"threshold must be a number between 0 and 1, got {threshold!r}")
 
 
 def check_bounds(min_draft_length: int, max_draft_length: int) -> None:

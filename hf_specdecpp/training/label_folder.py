@@ -107,7 +107,11 @@ def open_labels(folder: Path, card: LabelsCard) -> None:
     if path.exists():
         found = read_card(folder)
         if found != card:
-            differ = [name for name, value in asdict(card).items() if value != getattr(found, name)]
+            differ = [
+                f"{name} ({getattr(found, name)!r} there, {value!r} asked for)"
+                for name, value in asdict(card).items()
+                if value != getattr(found, name)
+            ]
             raise ValueError(
                 f"{str(folder)!r} holds labels made with another {', '.join(differ)}: choose another output folder"
             )

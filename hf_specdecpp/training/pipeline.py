@@ -25,6 +25,7 @@ from ..data import lengths
 from ..decoding import Decoding
 from ..files import changed, write_atomically
 from ..metrics.reliability import plot_reliability
+from ..model_card import drop_unwritten_card
 from ..responses import end_of_sequence, generate_responses
 from .head_inputs import HeadInputs, add_states
 from .head_quality import binary_kl, judged_tokens, quality
@@ -203,6 +204,7 @@ def train_head(
     metrics = {"raw_binary_kl": binary_kl(before, judged)} | metrics
     if trainer.is_world_process_zero():
         model.save_pretrained(output)
+        drop_unwritten_card(output)
         write_atomically(output / "metrics.json", json.dumps(metrics, indent=2))
         plot_reliability(metrics["bins"], output / "reliability.png", by_length=metrics.get("by_length"))
     trainer.accelerator.wait_for_everyone()

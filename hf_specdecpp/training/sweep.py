@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..acceptance import AcceptanceHeadConfig, read_head
-from ..files import write_atomically
+from ..conditions import write_result
 from ..replay import replay
 from ..stopping import CostProfile, StoppingConfig
 from ..trace import Trace, judged
@@ -92,8 +92,14 @@ def sweep(
     Returns:
         A row a variant: `variant`, metrics on held-out labels, and `speedup` (tokens a second of plain decoding) under
         the cost-aware rule, which nothing is chosen for, and under SpecDec++'s at its best threshold. Also written to
-        `sweep.json`.
+        `sweep.json`, with the conditions.
     """
+    evidence = {
+        "decoding": base.decoding,
+        "labels": [asdict(read_card(folder)) for folder in labels],
+        "traces": len(traces),
+        "costs_seconds": asdict(costs),
+    }
     rows = []
     for variant in variants(base, labels):
         folder = output / variant.name.replace(" ", "-")
@@ -106,7 +112,7 @@ def sweep(
         found = [judged(trace, s, *read_head(folder)) for trace, s in zip(traces, states, strict=True)]
         row = {"variant": variant.name} | {k: metrics[k] for k in METRICS} | worth(found, costs, metrics["acceptance"])
         rows.append(row)
-        write_atomically(output / "sweep.json", json.dumps(rows, indent=1))
+        write_result(output / "sweep.json", evidence | {"variants": rows})
         on_variant(variant.name, row)
     return rows
 

@@ -185,7 +185,7 @@ def main() -> None:
             row = summary(replay(found, config.new_rule, profile), best.speedup)
             tables[name][rule] = row | {"interval": spread(found, config, profile)}
     result = {
-        "head": args.head.name,
+        "head": "/".join(args.head.parts[-2:]),
         "decoding": head.decoding,
         "costs_seconds": asdict(profile),
         "draft_to_target": profile.draft_seconds / profile.verification(1),

@@ -26,7 +26,7 @@ PAPER = {
     "HumanEval": (2.00, "0.266 / 0.320", 2.23, "0.206 / 0.32"),
 }
 BESIDE = (
-    "set", "best fixed K", "verif / discard", "SpecDec++", "verif / discard", "gain", "cost-aware", "gain",
+    "set and head", "best fixed K", "verif / discard", "SpecDec++", "verif / discard", "gain", "cost-aware", "gain",
     "hindsight",
 )  # fmt: skip
 FIXED, OURS, AWARE = "fixed length", "SpecDec++ (head)", "cost-aware with the head"
@@ -83,7 +83,7 @@ def beside_the_paper(result: dict[str, Any]) -> list[str]:
             continue
         fixed, ours, aware = table[FIXED], table[OURS], table[AWARE]
         rows.append([
-            f"{name}, {mode(result)}", f"{setting(result, FIXED)}: {speed(fixed)}", rates(fixed),
+            f"{name}, {mode(result)}, {result['head']}", f"{setting(result, FIXED)}: {speed(fixed)}", rates(fixed),
             f"{setting(result, OURS)}: {speed(ours)}", rates(ours), gain(ours, fixed), speed(aware),
             gain(aware, fixed), f"{table['oracle']['speedup']:.2f}",
         ])  # fmt: skip

@@ -181,7 +181,7 @@ def test_the_verdict_does_not_judge_by_few_prompts_or_a_draft_that_cannot_pay(me
     result["sets"]["mixed"]["prompts"] = 2
     result["sets"]["mixed"]["replay"]["oracle"]["speedup"] = 1.0
     text = verdict(result)
-    assert "but 2 prompts are too few to tell whether it pays" in text and "so it cannot pay here" in text
+    assert "but 2 prompts cannot tell whether it pays" in text and "so it cannot pay here" in text
     del result["sets"]["mixed"]["methods"]["recommended"]
     result["unavailable"]["recommended"] = "ValueError: no cache"
     assert "SpecDec++ does not run with this pair (ValueError: no cache)" in verdict(result)

@@ -8,11 +8,11 @@ from hf_specdecpp.stopping import RULES
 from hf_specdecpp.stopping.rules import AcceptanceThreshold, AnyOf, EntropyBound
 
 
-@pytest.mark.parametrize("threshold", (-0.1, 1.1, math.nan))
+@pytest.mark.parametrize("threshold", (-0.1, 1.1, math.nan, "0.5", True))
 def test_a_threshold_outside_0_to_1_is_refused(threshold):
-    with pytest.raises(ValueError, match="threshold is the probability of a rejection"):
+    with pytest.raises(ValueError, match="threshold must be a number between 0 and 1, got"):
         StoppingConfig(threshold=threshold)
-    with pytest.raises(ValueError, match="threshold is the probability of a rejection"):
+    with pytest.raises(ValueError, match="threshold must be a number between 0 and 1, got"):
         AcceptanceHeadConfig(threshold=threshold)
 
 
@@ -48,6 +48,8 @@ def test_it_goes_to_json_and_back():
     rule = again.new_rule().rule
     assert isinstance(rule, AnyOf) and isinstance(rule.rules[0], EntropyBound) and rule.rules[0].scale == 0.2
     assert isinstance(rule.rules[1], AcceptanceThreshold) and rule.rules[1].threshold == 0.6
+    svip = StoppingConfig(rule="svip", threshold=0.4).to_dict()
+    assert StoppingConfig(rule="all", settings={"rules": [svip]}).new_rule().rule.rules[0].threshold == 0.4
     costs = {"draft_seconds": 0.1, "verify_seconds": [1.0, 1.1]}
     assert StoppingConfig(rule="cost-aware", settings={"costs": costs}).new_rule().rule.costs.round(
         1
@@ -73,7 +75,23 @@ def test_only_rules_that_read_the_heads_judgement_need_a_head():
             {"rule": "svip", "settings": {"gamma": 1}},
             "the rule 'svip' has no gamma: its settings are threshold, scale",
         ),
-        ({"rule": "fixed"}, "the rule 'fixed' needs more settings"),
+        ({"rule": "fixed"}, r"the rule 'fixed' needs a length: give settings=\{'length': ...\}"),
+        ({"rule": "fixed", "settings": {"length": "3"}}, "length of the rule 'fixed' must be a whole number, got '3'"),
+        ({"rule": "fixed", "settings": {"length": True}}, "must be a whole number, got True"),
+        ({"rule": "svip", "settings": {"scale": None}}, "scale of the rule 'svip' must be a number, got None"),
+        ({"rule": "cost-aware", "settings": {"uses_head": 0}}, "uses_head .* must be True or False, got 0"),
+        ({"rule": "cost-aware", "settings": {"costs": {"draft": 1}}}, "costs are seconds, like .* got {'draft': 1}"),
+        ({"rule": "goodput", "settings": {"costs": 0.1}}, "costs are seconds, like"),
+        ({"rule": "any", "settings": {"rules": ["svip"]}}, "as a dictionary, like .* got 'svip'"),
+        ({"rule": "any", "settings": {"rules": [{"threshold": 0.3}]}}, "as a dictionary, like"),
+        ({"rule": "all", "settings": {"rules": [{"rule": "svip", "scale": 1}]}}, "as a dictionary, like"),
+        ({"rule": "all", "settings": {"rules": [{"rule": "svip", "threshold": 3}]}}, "threshold must be a number"),
+        ({"rule": "all", "settings": {"rules": [{"rule": "best"}]}}, "there is no rule 'best'"),
+        ({"rule": "all", "settings": {"rules": [{"rule": "specdec++"}]}}, "needs a threshold: give threshold="),
+        (
+            {"rule": "all", "settings": {"rules": [{"rule": "svip", "max_draft_length": 3}]}},
+            "bounds of a draft's length belong beside rule='all'",
+        ),
         ({"rule": "heuristic", "threshold": 0.3}, "has no threshold"),
         ({"rule": "any"}, "takes rules, a list"),
         ({"settings": {"length": 3}}, "belong to a rule"),

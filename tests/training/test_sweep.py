@@ -68,7 +68,12 @@ def test_the_sweep_trains_judges_and_draws_every_variant_once(material):
                 material / "costs.json")  # fmt: skip
     result = run(material, *evidence)
     assert result.exit_code == 0, result.output
-    rows = json.loads((material / "heads" / "sweep.json").read_text())
+    written = json.loads((material / "heads" / "sweep.json").read_text())
+    rows = written["variants"]
+    procedures = [card["procedure"] for card in written["labels"]]
+    assert written["command"] and procedures == ["on-policy", "specdec++"]
+    table = (material / "heads" / "sweep.md").read_text().splitlines()
+    assert len(table) == len(rows) + 2 and table[2].startswith("| base | ")
     assert len(rows) == len(list((material / "heads").glob("*/adapter_config.json"))) > 12
     assert len({row["binary_kl"] for row in rows}) > 8 and all(row["cost_aware_speedup"] > 0 for row in rows)
     assert (material / "heads" / "sweep.png").read_bytes()[:4] == b"\x89PNG"
