@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from torch.nn import functional as F
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from .cache import growing_cache
 from .decoding import Decoding
+
+PROMPTS_PER_PASS = 8  # longer passes are no faster, and pad more
 
 
 @torch.inference_mode()
@@ -32,25 +35,18 @@ def generate_responses(
     """
     device = model.device
     generator = torch.Generator(device).manual_seed(seed)
-    width = max(map(len, prompts))
-    padding = torch.tensor([width - len(p) for p in prompts], device=device)
-    input_ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
-    mask = (torch.arange(width, device=device) >= padding[:, None]).long()
-    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
     eos = torch.tensor(eos_token_ids, device=device)
-    rows = torch.arange(len(prompts), device=device)
+    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    rows = torch.tensor(by_length, device=device)
     responses: list[list[int]] = [[] for _ in prompts]
-    cache = growing_cache()
     kept = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
-    for _ in range(max_new_tokens):
-        logits: Tensor = model(
-            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, **kept
-        ).logits[:, -1]
+    logits, mask, cache = read_prompts(model, [prompts[i] for i in by_length], kept)
+    for left in reversed(range(max_new_tokens)):
         tokens = decoding.draw(logits.float(), generator)
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             responses[row].append(token)
         going = ~torch.isin(tokens, eos)
-        if not going.any():
+        if not left or not going.any():
             break
         if not going.all():  # the last rows that go on take the places of those that do not
             count = int(going.sum())
@@ -60,11 +56,51 @@ def generate_responses(
             for layer in cache.layers:
                 layer.move_rows(sources, places, count)
             keep = order[:count]
-            rows, tokens, mask, position_ids = rows[keep], tokens[keep], mask[keep], position_ids[keep]
-        input_ids = tokens[:, None]
+            rows, tokens, mask = rows[keep], tokens[keep], mask[keep]
         mask = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=-1)
-        position_ids = position_ids[:, -1:] + 1
+        position_ids = mask.sum(-1, keepdim=True) - 1
+        logits = model(
+            input_ids=tokens[:, None], attention_mask=mask, position_ids=position_ids, past_key_values=cache, **kept
+        ).logits[:, -1]
     return responses
+
+
+def read_prompts(
+    model: PreTrainedModel, prompts: list[list[int]], kept: dict[str, int]
+) -> tuple[Tensor, Tensor, Cache]:
+    """Passes over a few prompts at a time, so that the longest does not pad them all.
+
+    Args:
+        prompts: token ids, the shortest first.
+        kept: keywords of the model by which it returns the last logits only.
+
+    Returns:
+        The last logits, (batch, vocab_size), the mask of prompts padded on the left, (batch, longest), their cache.
+    """
+    parts = []
+    for first in range(0, len(prompts), PROMPTS_PER_PASS):
+        part = prompts[first : first + PROMPTS_PER_PASS]
+        width = len(part[-1])
+        input_ids = torch.tensor([[0] * (width - len(p)) + p for p in part], device=model.device)
+        padding = torch.tensor([[width - len(p)] for p in part], device=model.device)
+        mask = (torch.arange(width, device=model.device) >= padding).long()
+        position_ids, cache = (mask.cumsum(-1) - 1).clamp(min=0), DynamicCache()
+        outputs = model(
+            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, **kept
+        )
+        parts.append((outputs.logits[:, -1], mask, cache.layers))
+    logits, masks, layers = zip(*parts, strict=True)
+    width, whole = masks[-1].shape[1], growing_cache()
+    for index, same in enumerate(zip(*layers, strict=True)):
+        keys, values = ([padded(getattr(layer, name), width, -2) for layer in same] for name in ("keys", "values"))
+        whole.update(torch.cat(keys), torch.cat(values), index)
+    return torch.cat(logits), torch.cat([padded(mask, width, -1) for mask in masks]), whole
+
+
+def padded(tensor: Tensor, width: int, dim: int) -> Tensor:
+    """`tensor` with zeros before it, `width` long in its dimension `dim`, one of the last two."""
+    missing = width - tensor.shape[dim]
+    return F.pad(tensor, (missing, 0) if dim == -1 else (0, 0, missing, 0))
 
 
 def end_of_sequence(model: PreTrainedModel) -> list[int]:

@@ -260,7 +260,8 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     run("rules_report.py", rules, "--output", tmp_path / "paper")
     report = (tmp_path / "paper" / "report.md").read_text()
     length, speed = written["chosen"]["fixed length"]["settings"]["length"], tables["test"]["fixed length"]["speedup"]
-    assert f"| test, greedy | length {length}: {speed:.3f} (" in report and "| dev, greedy |" not in report
+    assert f"| test, greedy, {written['head']} | length {length}: {speed:.3f} (" in report
+    assert "| dev, greedy" not in report
     assert report.count("| cost-aware with the head |") == 3 and "| Alpaca, the paper | 1.90 |" in report
     assert (tmp_path / "paper" / "rules-test.png").stat().st_size > 10_000
 

@@ -7,7 +7,8 @@ from hf_specdecpp.responses import generate_responses
 
 def test_batched_greedy_responses_equal_single_generation(target):
     """Rows of different lengths leave the batch at different times; each must get what it gets alone."""
-    prompts = [prompt(length, seed)[0].tolist() for seed, length in enumerate((3, 9, 5, 7))]
+    lengths = (3, 9, 5, 7, 20, 4, 11, 6, 8, 3, 14)  # more than are read in one pass
+    prompts = [prompt(length, seed)[0].tolist() for seed, length in enumerate(lengths)]
     alone = [
         target.generate(torch.tensor([p]), max_new_tokens=25, do_sample=False)[0, len(p) :].tolist() for p in prompts
     ]

@@ -83,15 +83,18 @@ def label_prompts(
                 made = respond([batch["prompt_ids"][i] for i in missing], seed=seed)
                 for i, response in zip(missing, made, strict=True):
                     responses[i] = response
-            rows = []
-            for first in range(0, len(responses), SEQUENCES_PER_PASS):
-                part = slice(first, first + SEQUENCES_PER_PASS)
-                pieces = batch["prompt_ids"][part], responses[part]
+            rows = [{}] * len(responses)
+            sizes = [len(p) + len(r) for p, r in zip(batch["prompt_ids"], responses, strict=True)]
+            by_size = sorted(range(len(rows)), key=sizes.__getitem__)  # the less is padding in a pass
+            for first in range(0, len(rows), SEQUENCES_PER_PASS):
+                part = by_size[first : first + SEQUENCES_PER_PASS]
+                pieces = [[source[i] for i in part] for source in (batch["prompt_ids"], responses)]
                 labelled = label_responses(target, draft, *pieces, decodings, card.rows, seed * 1000 + first)
                 for mode in decodings:
                     for reads in card.states:
                         add_states(draft, labelled, HeadInputs(mode, card.rows, reads))
-                rows += labelled
+                for i, row in zip(part, labelled, strict=True):
+                    rows[i] = row
             write_shard(output, number, rows, card)
             tokens += sum(map(len, responses))
         on_batch(len(batch["prompt_ids"]), tokens / (time.perf_counter() - start))
