@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import statistics
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -21,6 +19,7 @@ from .bench.methods import Method, assisted, new_method, specdecpp
 from .bench.sets import MIXED
 from .bench.summary import total
 from .candidate_generator import active_head_config
+from .conditions import write_result
 from .cost_measurement import measure_costs
 from .data import prompt_ids
 from .decoding import Decoding
@@ -116,9 +115,8 @@ def run_demo(
     console.print(table(found, sample))
     console.print(conditions(target_model, ids, max_new_tokens, repeats, dtype), soft_wrap=True)
     if json_file is not None:
-        json_file.write_text(
-            json.dumps(report(found, sweep, texts, target_model, draft_model, dtype, head, stopping_config), indent=1)
-        )
+        measured = report(found, sweep, texts, dtype, head, stopping_config)
+        write_result(json_file, measured, target=target_model.config, draft=draft_model.config)
 
 
 def table(methods: list[Timed], sample: bool) -> Table:
@@ -149,19 +147,14 @@ def conditions(target: PreTrainedModel, ids: list[Tensor], max_new_tokens: int, 
     )
 
 
-def report(methods, sweep, texts, target, draft, dtype, head, stopping_config) -> dict[str, Any]:
+def report(methods, sweep, texts, dtype, head, stopping_config) -> dict[str, Any]:
     """Everything measured, for `--json`."""
     plain = methods[0]
     return {
-        "target": public_name(target.config._name_or_path),
-        "draft": public_name(draft.config._name_or_path),
         "head": public_name(head),
         "stopping_config": stopping_config.to_dict(),
         "max_new_tokens": max(n for m in methods for n in m.new_tokens),
         "dtype": dtype,
-        "device": torch.cuda.get_device_name() if target.device.type == "cuda" else platform.processor() or "cpu",
-        "threads": torch.get_num_threads(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "peft", "hf_specdecpp")},
         "prompts": texts,
         "fixed_length_sweep_tokens_per_second": sweep,
         "methods": [

@@ -56,6 +56,7 @@ def test_the_demo_compares_the_methods_and_writes_everything(pair, tmp_path):
         assert method["drafted"] > 0 and len(method["seconds"]) == 4
     assert set(ours["stop_reasons"]) <= {"threshold", "max_length", "no_room", "end_of_sequence", "max_draft_length"}
     assert written["prompts"] == ["Hello", "Why?"] and written["dtype"] == "float32"
+    assert written["command"] and written["models"]["target"]["signature"] == "llama-2x32-264"
 
 
 @pytest.mark.parametrize(
