@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -5,8 +6,9 @@ import torch
 from conftest import VOCAB, prompt, similar_draft, tiny_model, with_head
 from transformers import GenerationConfig, StaticCache, T5Config, T5ForConditionalGeneration
 
-from hf_specdecpp import SpecDecPP, StoppingConfig, candidate_generator, collect_stats
+from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, candidate_generator, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
+from hf_specdecpp.candidate_generator import check_pair
 
 
 def generate(target, draft, ids=None, **kwargs):
@@ -133,6 +135,16 @@ def test_a_draft_without_a_head_is_refused(target):
         generate(target, similar_draft(target))
     with pytest.raises(TypeError, match="drafts with `assistant_model`"):
         generate(target, None)
+
+
+def test_a_head_of_another_pair_is_refused_and_a_swapped_pair_is_told(target, draft):
+    pair, (small, large) = (draft.config, target.config), ("llama-1x32-264", "llama-2x32-264")
+    pair = [copy.deepcopy(config) for config in pair]
+    pair[0].num_hidden_layers, pair[1].num_hidden_layers = 2, 1  # the large one drafts
+    with pytest.raises(ValueError, match="the target is a llama-1x32-264: swap target and draft"):
+        check_pair(AcceptanceHeadConfig(target_signature=large, draft_signature=small), *pair)
+    with pytest.raises(ValueError, match="use a head trained for this pair"):
+        check_pair(AcceptanceHeadConfig(target_signature="llama-9x32-264", draft_signature=small), *pair)
 
 
 @pytest.mark.parametrize("rule", ("svip", "confidence", "cost-aware"))
