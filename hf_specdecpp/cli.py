@@ -264,6 +264,12 @@ def train(
     dtype: str = typer.Option("bfloat16", help="Of the frozen draft: the one it will draft in."),
     seed: int = typer.Option(0),
     sweep: bool = typer.Option(False, help="Train variants of this head, one choice changed at a time; compare them."),
+    choice: list[str] = typer.Option(
+        [],
+        help="For a sweep: depth, blocks, rejection-weight, reads, features, label or rows; repeat it for more. "
+        "[default: all]",
+        show_default=False,
+    ),
     traces: Path = typer.Option(
         None,
         help="For a sweep: made by `specdecpp trace --states`, of prompts that are in no labels.",
@@ -300,8 +306,9 @@ def train(
 
     if sweep:
         run_sweep(
-            partial(load_model, draft or card.draft, dtype), labels, output, config, arguments, traces, costs, patience
-        )
+            partial(load_model, draft or card.draft, dtype), labels, output, config, arguments, traces, costs,
+            patience, choice,
+        )  # fmt: skip
         return
     model = load_model(draft or card.draft, dtype)
     metrics = train_head(model, labels[0], output, config, arguments(output / "checkpoints"), mode, label, patience)
@@ -312,7 +319,7 @@ def train(
     leave_processes()
 
 
-def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patience) -> None:
+def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patience, choices) -> None:
     """The sweep of `train`, with its table and its plot."""
     from rich.table import Table
 
@@ -327,6 +334,7 @@ def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patie
     profile = next(iter(Calibration.load(costs).profiles.values()))
     rows = sweep(
         new_draft, labels, output, config, arguments, read_traces(traces), read_states(traces), profile, patience,
+        choices,
         on_variant=lambda name, row: console.print(f"{name}: binary KL {row['binary_kl']:.4f}", highlight=False),
     )  # fmt: skip
     cells = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]

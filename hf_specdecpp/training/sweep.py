@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from .label_folder import read_card
 from .pipeline import train_head
 from .trainer import AcceptanceTrainingArguments
 
+CHOICES = ("depth", "blocks", "rejection-weight", "reads", "features", "label", "rows")
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -39,13 +40,20 @@ class Variant:
         return f"{self.choice} {self.value}".strip()
 
 
-def variants(base: AcceptanceHeadConfig, labels: list[Path]) -> list[Variant]:
-    """The base, and every other value of depth, tying, rejection weight, state, features, label and rows.
+def variants(base: AcceptanceHeadConfig, labels: list[Path], choices: Sequence[str] = ()) -> list[Variant]:
+    """The base, and every other value of each of `choices`.
 
     Args:
         base: the base's configuration.
         labels: folders made from other rows (procedure, mixing); the first is the base's.
+        choices: of `CHOICES`; all if there are none.
+
+    Raises:
+        ValueError: for another choice.
     """
+    unknown = sorted(set(choices) - set(CHOICES))
+    if unknown:
+        raise ValueError(f"a sweep has no choice {unknown[0]!r}: choose among {', '.join(CHOICES)}")
 
     def changed(choice: str, **values: dict[str, Any]) -> list[Variant]:
         return [
@@ -57,16 +65,16 @@ def variants(base: AcceptanceHeadConfig, labels: list[Path]) -> list[Variant]:
     features = {"none": [], "probability": ["probability"], "entropy": ["entropy"], "position": ["position"]}
     features |= {"probability, entropy": ["probability", "entropy"], "all": ["probability", "entropy", "position"]}
     deep = max(base.num_layers, 3)
-    return [
-        Variant("base", ""),
+    found = [
         *changed("depth", **{str(d): {"num_layers": d} for d in range(5)}),
         *changed("blocks", **{f"{deep}, tied": {"num_layers": deep, "tied": True}}),
-        *changed("rejection weight", **{str(w): {"rejection_weight": float(w)} for w in (1, 3, 6, 12)}),
+        *changed("rejection-weight", **{str(w): {"rejection_weight": float(w)} for w in (1, 3, 6, 12)}),
         *changed("reads", before={"reads": "before"}, after={"reads": "after"}),
         *changed("features", **{name: {"features": value} for name, value in features.items()}),
         Variant("label", "overlap", label="overlap"),
         *(Variant("rows", f"{read_card(folder).rows}", labels=folder) for folder in labels[1:]),
     ]
+    return [Variant("base", ""), *(variant for variant in found if not choices or variant.choice in choices)]
 
 
 def sweep(
@@ -79,6 +87,7 @@ def sweep(
     states: list[Tensor],
     costs: CostProfile,
     patience: int | None = None,
+    choices: Sequence[str] = (),
     on_variant: Callable[[str, dict], None] = lambda name, row: None,
 ) -> list[dict[str, Any]]:
     """Trains every variant into `output` (those that are there are kept) and replays it.
@@ -88,6 +97,7 @@ def sweep(
         new_arguments: those of a training whose checkpoints go into a folder.
         traces, states: of prompts that are in no labels, see `record_trace`.
         costs: of the machine whose decoding is of interest.
+        choices: see `variants`.
 
     Returns:
         A row a variant: `variant`, metrics on held-out labels, and `speedup` (tokens a second of plain decoding) under
@@ -101,7 +111,7 @@ def sweep(
         "costs_seconds": asdict(costs),
     }
     rows = []
-    for variant in variants(base, labels):
+    for variant in variants(base, labels, choices):
         folder = output / variant.name.replace(" ", "-")
         if not (folder / "metrics.json").exists():
             train_head(

@@ -57,6 +57,6 @@ for mode in ${ABLATED:-${MODES:-sampling greedy}}; do
     label paper-0 --procedure specdec++ --mixing 0 --states after
     label paper-0.5 --procedure specdec++ --mixing 0.5 --states after
     rows=(); for r in paper-0.15 paper-0 paper-0.5 on-policy; do rows+=(--labels "$RUNS/labels/$mode-$r"); done
-    sweep paper "${rows[@]}" "${AS_THE_PAPER[@]}"
+    sweep paper "${rows[@]}" "${AS_THE_PAPER[@]}" --choice depth --choice blocks --choice rejection-weight --choice rows
     sweep ours --labels "$RUNS/labels/$mode-on-policy" --labels "$RUNS/labels/$mode-paper-0.15"
 done

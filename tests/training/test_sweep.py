@@ -43,8 +43,12 @@ def test_one_choice_is_changed_at_a_time(material):
         changed = [name for name, value in variant.config.items() if getattr(base, name) != value]
         assert changed or variant.label == "overlap" or variant.labels == material / "mixed"
     assert {v.choice for v in found} == {
-        "base", "depth", "blocks", "rejection weight", "reads", "features", "label", "rows"
+        "base", "depth", "blocks", "rejection-weight", "reads", "features", "label", "rows"
     }  # fmt: skip
+    few = variants(base, [material / "labels"], ["depth", "reads"])
+    assert [v.name for v in few] == ["base", "depth 0", "depth 2", "depth 3", "depth 4", "reads after"]
+    with pytest.raises(ValueError, match="no choice 'width': choose among depth, blocks"):
+        variants(base, [material / "labels"], ["width"])
 
 
 def test_worth_is_the_best_threshold_and_the_untuned_rule(material):
