@@ -7,6 +7,7 @@ READY := $(VENV)/ready
 .PHONY: demo test lint clean
 
 $(READY): pyproject.toml constraints.txt
+	@echo "installing torch, transformers and what else is needed into $(VENV), which takes some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -75,9 +75,10 @@ class SpecDecPP(AssistedCandidateGenerator):
         if isinstance(assistant_model, PeftModel):
             assistant_model = assistant_model.get_base_model()
         if not isinstance(assistant_model, PreTrainedModel):
+            given = type(input_ids if isinstance(input_ids, torch.nn.Module) else assistant_model).__name__
             raise TypeError(
-                "SpecDecPP drafts with `assistant_model`, a transformers model with an acceptance head, got "
-                f"{type(assistant_model).__name__}"
+                f"SpecDecPP drafts with a model that transformers loaded, got {given}: pass the draft as "
+                "assistant_model=draft"
             )
         if stopping_config is not None and not isinstance(stopping_config, StoppingConfig):
             raise TypeError(f"stopping_config must be a StoppingConfig, got {type(stopping_config).__name__}")
@@ -197,7 +198,8 @@ class SpecDecPP(AssistedCandidateGenerator):
                     break
             else:
                 if self.drafted:
-                    self.stop_reason = "max_length" if cap == room else "max_draft_length"
+                    own = self.rule.reason if cap < self.settings.max_draft_length else "max_draft_length"
+                    self.stop_reason = "max_length" if cap == room else own
         self.drafted_until = time.perf_counter()
         self.draft_seconds = self.drafted_until - start
         if not self.drafted:
@@ -315,6 +317,8 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
     own = draft.get_text_config().vocab_size
     if target is None:
         return own
+    if size(draft) > size(target):
+        logger.warning_once("the draft is larger than the target: are they swapped?")
     signature = model_signature(target)
     if head is not None and head.target_signature is not None and head.target_signature != signature:
         swapped = (signature, model_signature(draft)) == (head.draft_signature, head.target_signature)
@@ -330,6 +334,12 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
             "the target's tokenizer"
         )
     return theirs
+
+
+def size(config: PretrainedConfig) -> int:
+    """What the weights of a model's layers grow with."""
+    text = config.get_text_config()
+    return getattr(text, "num_hidden_layers", 0) * getattr(text, "hidden_size", 0) ** 2
 
 
 def roll_back(cache: DynamicCache, length: int) -> None:
@@ -354,6 +364,8 @@ def honoured(generation_config: GenerationConfig, stopping_config: StoppingConfi
         ValueError: for a setting that contradicts `stopping_config` or that SpecDec++ cannot honour.
     """
     settings = stopping_config or StoppingConfig()
+    if generation_config.prompt_lookup_num_tokens is not None:
+        raise ValueError("prompt_lookup_num_tokens drafts from the prompt, SpecDecPP with a model: give one of them")
     defaults = GenerationConfig._get_default_generation_params()
     if generation_config.assistant_ensemble_weight is not None:
         raise ValueError("assistant_ensemble_weight changes the target's distribution, and SpecDecPP never does")

@@ -57,10 +57,10 @@ def main(
 @speaks_plainly
 def demo(
     prompt: list[str] = typer.Option([], help="Your own prompt; repeat it for more.", show_default=False),
-    target: str = typer.Option(None, help="Hub id or folder. [default: SmolLM2-135M-Instruct]", show_default=False),
-    draft: str = typer.Option(None, help="Hub id or folder. [default: the shipped draft]", show_default=False),
-    head: str = typer.Option(None, help="Hub id or folder. [default: the shipped head]", show_default=False),
-    threshold: float = typer.Option(None, help="In [0, 1]. [default: the head's]", show_default=False),
+    target: str = typer.Option(None, help="Hub id or folder. (default: SmolLM2-135M-Instruct)", show_default=False),
+    draft: str = typer.Option(None, help="Hub id or folder. (default: the shipped draft)", show_default=False),
+    head: str = typer.Option(None, help="Hub id or folder. (default: the shipped head)", show_default=False),
+    threshold: float = typer.Option(None, help="In [0, 1]. (default: the head's)", show_default=False),
     max_new_tokens: int = typer.Option(48, min=2, help="Tokens generated for each prompt."),
     sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
     repeats: int = typer.Option(2, min=1, help="Timed runs of every method on every prompt."),
@@ -85,11 +85,11 @@ app.add_typer(bench_app, name="bench")
 @speaks_plainly
 def bench(
     context: typer.Context,
-    target: str = typer.Option(None, help="Hub id or folder. [default: SmolLM2-135M-Instruct]", show_default=False),
-    draft: str = typer.Option(None, help="Hub id or folder. [default: the shipped draft]", show_default=False),
+    target: str = typer.Option(None, help="Hub id or folder. (default: SmolLM2-135M-Instruct)", show_default=False),
+    draft: str = typer.Option(None, help="Hub id or folder. (default: the shipped draft)", show_default=False),
     head: str = typer.Option(
         None,
-        help="Hub id or folder; a draft of your own may go without. [default: the shipped head]",
+        help="Hub id or folder; a draft of your own may go without. (default: the shipped head)",
         show_default=False,
     ),
     prompts: list[str] = typer.Option(
@@ -98,21 +98,23 @@ def bench(
     method: list[str] = typer.Option(
         [],
         help="plain, compiled, assisted, assisted=K, lookup, recommended, a rule, RULE=THRESHOLD, fixed=K, or all; "
-        "repeat it for more. [default: those without the single rules]",
+        "repeat it for more. (default: those without the single rules)",
         show_default=False,
     ),
-    quick: bool = typer.Option(False, help="Few methods, one run, about five minutes: a verdict for this pair."),
+    quick: bool = typer.Option(
+        False, help="A verdict in about five minutes: few methods (unless --method names some), one run of each."
+    ),
     sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
     count: int = typer.Option(12, min=1, help="Prompts of each set."),
     repeats: int = typer.Option(
-        3, min=0, help="Timed runs of every method on every prompt, after one that counts; 0 times that. [quick: 0]"
+        3, min=0, help="Timed runs of every method on every prompt, after one that counts; 0 times that. (--quick: 0)"
     ),
     max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
-    threads: int = typer.Option(None, min=1, help="Of the CPU. [default: torch's]", show_default=False),
+    threads: int = typer.Option(None, min=1, help="Of the CPU. (default: torch's)", show_default=False),
     output: Path = typer.Option(
         None,
-        help="JSON file for the result; a killed run goes on beside it. [default: none is kept]",
+        help="JSON file for the result; a killed run goes on beside it. (default: none is kept)",
         show_default=False,
     ),
 ) -> None:
@@ -180,7 +182,7 @@ def label(
     sample: bool = typer.Option(False, help="Responses and labels by sampling instead of greedy decoding."),
     mode: list[str] = typer.Option(
         [],
-        help="greedy or sampling: label for it; repeat it for both. [default: as the responses]",
+        help="greedy or sampling: label for it; repeat it for both. (default: as the responses)",
         show_default=False,
     ),
     temperature: float = typer.Option(1.0, help="Of sampling."),
@@ -196,7 +198,7 @@ def label(
     server: str = typer.Option(
         None, help="URL of an OpenAI-compatible server that writes the responses.", show_default=False
     ),
-    server_model: str = typer.Option(None, help="Its name for the target. [default: --target]", show_default=False),
+    server_model: str = typer.Option(None, help="Its name for the target. (default: --target)", show_default=False),
     max_new_tokens: int = typer.Option(192, min=1, help="Longest response."),
     limit: int = typer.Option(None, min=1, help="Only the first rows of each source.", show_default=False),
     batch_size: int = typer.Option(64, min=1, help="Responses generated at once."),
@@ -242,9 +244,9 @@ def label(
 def train(
     labels: list[Path] = typer.Option(..., help="Folder made by `specdecpp label`; a sweep takes several."),
     output: Path = typer.Option(..., help="Folder for the head; an interrupted run goes on in it."),
-    draft: str = typer.Option(None, help="Hub id or folder. [default: the labels' draft]", show_default=False),
+    draft: str = typer.Option(None, help="Hub id or folder. (default: the labels' draft)", show_default=False),
     mode: str = typer.Option(
-        None, help="greedy or sampling. [default: the first that the labels hold]", show_default=False
+        None, help="greedy or sampling. (default: the first that the labels hold)", show_default=False
     ),
     reads: str = typer.Option("before", help="The state before a token, or, as in the paper, the one after it."),
     feature: list[str] = typer.Option(
@@ -267,7 +269,7 @@ def train(
     choice: list[str] = typer.Option(
         [],
         help="For a sweep: depth, blocks, rejection-weight, reads, features, label or rows; repeat it for more. "
-        "[default: all]",
+        "(default: all)",
         show_default=False,
     ),
     traces: Path = typer.Option(

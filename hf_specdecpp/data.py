@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from datasets import Dataset, Features, Sequence, Value, concatenate_datasets, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -19,7 +20,7 @@ def load_rows(source: str) -> Dataset:
     A split may be a slice, such as `train[:1000]`.
 
     Raises:
-        ValueError: for a file of another format, or a path that does not exist.
+        ValueError: for a file of another format or without rows, or if there is no such file or dataset.
     """
     path = Path(source)
     if path.suffix in FILE_FORMATS:
@@ -27,11 +28,21 @@ def load_rows(source: str) -> Dataset:
             raise ValueError(
                 f"the file {source!r} does not exist: give a JSONL file or the id of a dataset on the Hub"
             )
-        return load_dataset(FILE_FORMATS[path.suffix], data_files=source, split="train")
+        try:
+            return load_dataset(FILE_FORMATS[path.suffix], data_files=source, split="train")
+        except DatasetGenerationError as error:
+            reason = error.__cause__ or error
+            raise ValueError(f"the file {source!r} is damaged or no {path.suffix} of rows: {reason}") from error
     if path.exists():
         raise ValueError(f"{source!r} is none of {', '.join(FILE_FORMATS)}: give such a file or a dataset on the Hub")
     name, *config, split = re.split(r":(?![^\[]*\])", source) if ":" in source else (source, "train")
-    return load_dataset(name, *config, split=split)
+    try:
+        return load_dataset(name, *config, split=split)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"no dataset could be loaded from {source!r}: give the id of one on a Hub that this machine reaches, or a "
+            f"local file ({error})"
+        ) from error
 
 
 def prompt_text(row: dict) -> str:

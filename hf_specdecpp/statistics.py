@@ -26,7 +26,9 @@ class GenerationStatistics:
         tokens (`int`): tokens generated, those that no draft proposed included.
         drafted (`int`), accepted (`int`): drafted tokens, and those of them in the output.
         drafted_at (`Counter`), accepted_at (`Counter`): the same by position in the draft, from 1.
-        stop_reasons (`Counter`): why rounds of drafting ended, where the candidate generator says.
+        stop_reasons (`Counter`): why rounds of drafting ended, where the candidate generator says: what the rule
+            looked at, `max_draft_length`, `end_of_sequence` of a drafted token, `max_length` or `no_room` of the
+            text, or `no_draft` for plain decoding.
         draft_seconds (`float`), target_seconds (`float`): time in drafting, and in verification with its bookkeeping.
     """
 
@@ -106,9 +108,7 @@ class GenerationStatistics:
 
     def __str__(self) -> str:
         if not self.rounds:
-            return (
-                "no assisted decoding was counted: give generate candidate_generator= or custom_generate=SpecDecPP()"
-            )
+            return "no assisted decoding was counted: give generate candidate_generator=SpecDecPP"
         by_position = list(self.acceptance_by_position.items())
         shown = ", ".join(f"{k}: {rate:.2f}" for k, rate in by_position[:8]) + (", ..." if by_position[8:] else "")
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.stop_reasons.most_common())

@@ -133,8 +133,10 @@ def test_a_batch_is_refused(target, draft):
 def test_a_draft_without_a_head_is_refused(target):
     with pytest.raises(ValueError, match="has no acceptance head: load one"):
         generate(target, similar_draft(target))
-    with pytest.raises(TypeError, match="drafts with `assistant_model`"):
+    with pytest.raises(TypeError, match="got NoneType: pass the draft as assistant_model=draft"):
         generate(target, None)
+    with pytest.raises(TypeError, match="got LlamaForCausalLM: pass the draft as assistant_model=draft"):
+        SpecDecPP(similar_draft(target))
 
 
 def test_a_head_of_another_pair_is_refused_and_a_swapped_pair_is_told(target, draft):

@@ -26,6 +26,18 @@ def test_files_load_and_bad_sources_are_refused(tmp_path):
     (tmp_path / "prompts.txt").write_text("p")
     with pytest.raises(ValueError, match="give such a file"):
         load_rows(str(tmp_path / "prompts.txt"))
+    path.write_text('{"prompt": "p"}\n{"prompt": ')
+    with pytest.raises(ValueError, match=r"prompts.jsonl' is damaged or no .jsonl of rows"):
+        load_rows(str(path))
+
+
+def test_a_hub_out_of_reach_is_told(monkeypatch):
+    def load_dataset(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'org/set' on the Hub")
+
+    monkeypatch.setattr(data, "load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=r"could be loaded from 'org/set:test': give the id .* or a local file"):
+        load_rows("org/set:test")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ USUAL = (
 )  # fmt: skip
 # Those that need no further setting; "fixed" needs a length, and combinations are for Python.
 SINGLE_RULES = tuple(rule for rule in RULES if rule not in ("fixed", "any", "all"))
+KINDS = ("plain", "compiled", "assisted", "lookup", "recommended", "fixed", *SINGLE_RULES)
 ALL = (*USUAL, *(f"fixed={k}" for k in (1, 2, 3, 4, 5, 6, 8)), *SINGLE_RULES)
 
 
@@ -94,8 +95,11 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
                 return Method(name, f"our loop, {kind} {value}".strip(), *specdecpp(draft, config))
     except ValueError as error:
         raise ValueError(f"the method {name!r} cannot be: {error}") from error
-    known = ("plain", "compiled", "assisted", "lookup", "recommended", "fixed", *SINGLE_RULES)
-    raise ValueError(f"there is no method {name!r}: choose among {', '.join(known)}, some with =VALUE")
+    raise unknown_method(name)
+
+
+def unknown_method(name: str) -> ValueError:
+    return ValueError(f"there is no method {name!r}: choose among {', '.join(KINDS)}, some with =VALUE")
 
 
 def compiled(backend: str = "inductor") -> Method:

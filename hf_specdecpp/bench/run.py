@@ -24,7 +24,7 @@ from ..files import write_atomically
 from ..loading import load_head, load_model, load_tokenizer
 from ..trace import read_traces, record_traces
 from .measure import Bench, Row, measure, obstacle, resume
-from .methods import active_head, new_method, recommendation
+from .methods import KINDS, active_head, new_method, recommendation, unknown_method
 from .sets import load_prompts
 from .summary import finished, summarise, summarise_replay
 
@@ -94,6 +94,9 @@ def run_bench(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     settings = settings.filled()
+    for name in settings.methods:
+        if name.partition("=")[0] not in KINDS:  # said before anything is loaded
+            raise unknown_method(name)
     target, draft = load_model(settings.target, settings.dtype), load_model(settings.draft, settings.dtype)
     if settings.head:
         load_head(draft, settings.head)

@@ -83,8 +83,10 @@ class StoppingConfig:
             check_threshold(self.threshold)
         check_bounds(
             1 if self.min_draft_length is None else self.min_draft_length,
-            max(self.min_draft_length or 1, 1) if self.max_draft_length is None else self.max_draft_length,
+            (self.min_draft_length or 1) if self.max_draft_length is None else self.max_draft_length,
         )
+        if not isinstance(self.settings, Mapping):
+            raise ValueError(f"settings are the rule's by name, like {{'length': 3}}, got {self.settings!r}")
         if self.rule is None and self.settings:
             raise ValueError(f"settings {sorted(self.settings)} belong to a rule: name it with rule=")
         if self.rule is not None:
@@ -163,7 +165,10 @@ def make_rule(
     if name in ("any", "all"):
         parts = arguments.pop("rules", None)
         if arguments or not parts or not isinstance(parts, (list, tuple)):
-            raise ValueError(f"the rule {name!r} takes rules, a list of StoppingConfig as dictionaries, and no more")
+            raise ValueError(
+                f"the rule {name!r} needs settings={{'rules': [...]}}, each a StoppingConfig as a dictionary, and has "
+                "no other settings"
+            )
         return RULES[name](*(make_rule(**part_of(name, part), running=running, costs=costs) for part in parts))
     known = get_type_hints(RULES[name].__init__)
     is_timed = known.pop("running", None) is not None
@@ -234,9 +239,10 @@ def check_threshold(threshold: float) -> None:
 
 
 def check_bounds(min_draft_length: int, max_draft_length: int) -> None:
-    """Raises `ValueError` unless 1 <= `min_draft_length` <= `max_draft_length`."""
-    if not 1 <= min_draft_length <= max_draft_length:
+    """Raises `ValueError` unless they are whole numbers with 1 <= `min_draft_length` <= `max_draft_length`."""
+    whole = isinstance(min_draft_length, Integral) and isinstance(max_draft_length, Integral)
+    if not whole or not 1 <= min_draft_length <= max_draft_length:
         raise ValueError(
-            "the bounds of a draft's length must satisfy 1 <= min_draft_length <= max_draft_length, got "
+            "the bounds of a draft's length are whole numbers with 1 <= min_draft_length <= max_draft_length, got "
             f"min_draft_length={min_draft_length} and max_draft_length={max_draft_length}"
         )

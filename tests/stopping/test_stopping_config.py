@@ -16,7 +16,7 @@ def test_a_threshold_outside_0_to_1_is_refused(threshold):
         AcceptanceHeadConfig(threshold=threshold)
 
 
-@pytest.mark.parametrize("low, high", [(3, 2), (0, 4), (0, None), (None, 0), (-1, -1)])
+@pytest.mark.parametrize("low, high", [(3, 2), (0, 4), (0, None), (None, 0), (-1, -1), (None, 2.5), ("3", None)])
 def test_bounds_that_cross_are_refused(low, high):
     with pytest.raises(ValueError, match="1 <= min_draft_length <= max_draft_length"):
         StoppingConfig(min_draft_length=low, max_draft_length=high)
@@ -93,8 +93,9 @@ def test_only_rules_that_read_the_heads_judgement_need_a_head():
             "bounds of a draft's length belong beside rule='all'",
         ),
         ({"rule": "heuristic", "threshold": 0.3}, "has no threshold"),
-        ({"rule": "any"}, "takes rules, a list"),
+        ({"rule": "any"}, r"the rule 'any' needs settings=\{'rules'"),
         ({"settings": {"length": 3}}, "belong to a rule"),
+        ({"rule": "fixed", "settings": [3]}, r"by name, like \{'length': 3\}, got \[3\]"),
         ({"rule": "fixed", "settings": {"length": -1}}, "length counts drafted tokens"),
     ],
 )
