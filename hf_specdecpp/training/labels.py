@@ -35,6 +35,9 @@ class Rows:
         if not 0 <= self.mixing <= 1:
             raise ValueError(f"mixing is the share of the target's tokens, in [0, 1], got {self.mixing}")
 
+    def __str__(self) -> str:
+        return f"{self.procedure}, mixing {self.mixing:g}" if self.procedure == "specdec++" else self.procedure
+
 
 def acceptance(p: Tensor, q: Tensor, drawn: Tensor) -> Tensor:
     """The probability that the target accepts each drawn token: `min(1, p / q)` (arXiv 2405.19715, section 3.2).

@@ -72,7 +72,7 @@ def variants(base: AcceptanceHeadConfig, labels: list[Path], choices: Sequence[s
         *changed("reads", before={"reads": "before"}, after={"reads": "after"}),
         *changed("features", **{name: {"features": value} for name, value in features.items()}),
         Variant("label", "overlap", label="overlap"),
-        *(Variant("rows", f"{read_card(folder).rows}", labels=folder) for folder in labels[1:]),
+        *(Variant("rows", str(read_card(folder).rows), labels=folder) for folder in labels[1:]),
     ]
     return [Variant("base", ""), *(variant for variant in found if not choices or variant.choice in choices)]
 

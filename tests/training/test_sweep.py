@@ -45,6 +45,7 @@ def test_one_choice_is_changed_at_a_time(material):
     assert {v.choice for v in found} == {
         "base", "depth", "blocks", "rejection-weight", "reads", "features", "label", "rows"
     }  # fmt: skip
+    assert found[-1].name == "rows specdec++, mixing 0.3"
     few = variants(base, [material / "labels"], ["depth", "reads"])
     assert [v.name for v in few] == ["base", "depth 0", "depth 2", "depth 3", "depth 4", "reads after"]
     with pytest.raises(ValueError, match="no choice 'width': choose among depth, blocks"):
