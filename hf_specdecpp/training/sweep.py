@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..acceptance import AcceptanceHeadConfig, read_head
-from ..conditions import write_result
+from ..conditions import public, write_result
 from ..replay import replay
 from ..stopping import CostProfile, StoppingConfig
 from ..trace import Trace, judged
@@ -106,7 +106,10 @@ def sweep(
     """
     evidence = {
         "decoding": base.decoding,
-        "labels": [asdict(read_card(folder)) for folder in labels],
+        "labels": [
+            asdict(card) | {"target": public(card.target), "draft": public(card.draft)}
+            for card in map(read_card, labels)
+        ],
         "traces": len(traces),
         "costs_seconds": asdict(costs),
     }
@@ -153,10 +156,10 @@ def plot_sweep(rows: list[dict[str, Any]], path: Path) -> None:
     names = [row["variant"] for row in rows]
     places = torch.arange(len(rows)).flip(0).tolist()
     left.plot([row["binary_kl"] for row in rows], places, "o")
-    left.set(xlabel="binary KL on held-out labels, nats (less is better)", yticks=places, yticklabels=names)
+    left.set(xlabel="binary KL on its own held-out labels, nats", yticks=places, yticklabels=names)
     right.plot([row["cost_aware_speedup"] for row in rows], places, "o", label="cost-aware, nothing chosen")
     right.plot([row["threshold_speedup"] for row in rows], places, "s", label="SpecDec++, best threshold")
-    right.set(xlabel="tokens a second relative to plain decoding (more is better)")
+    right.set(xlabel="tokens/s relative to plain decoding, by replay")
     right.legend(loc="lower left", fontsize="small")
     for axes, key in ((left, "binary_kl"), (right, "cost_aware_speedup")):
         axes.axvline(rows[0][key], color="grey", linewidth=0.5)

@@ -44,13 +44,10 @@ for mode in ${MODES:-sampling greedy}; do
     compare $R/heads/$mode "$RESULTS/rules-$mode.json"
     for kind in paper ours; do compare "$RUNS/$mode-$kind/base" "$RESULTS/paper-$mode-$kind.json"; done
 done
-python $R/rules_report.py "$RESULTS"/paper-*-*.json --output "$RESULTS/paper"
-
 # The ablations: around the paper's head and around ours, each choice changed alone, judged by what decoding gains.
 sweep() {
     specdecpp train --sweep --traces "$RUNS/traces/$mode-alpaca_dev.jsonl" --costs "$COSTS" --output "$RUNS/$mode-$1" "${@:2}"
     cp "$RUNS/$mode-$1/sweep.json" "$RESULTS/sweep-$mode-$1.json"
-    for kind in md png; do cp "$RUNS/$mode-$1/sweep.$kind" "$RESULTS/paper/sweep-$mode-$1.$kind"; done
 }
 for mode in ${ABLATED:-${MODES:-sampling greedy}}; do
     choose $mode
@@ -60,3 +57,5 @@ for mode in ${ABLATED:-${MODES:-sampling greedy}}; do
     sweep paper "${rows[@]}" "${AS_THE_PAPER[@]}" --choice depth --choice blocks --choice rejection-weight --choice rows
     sweep ours --labels "$RUNS/labels/$mode-on-policy" --labels "$RUNS/labels/$mode-paper-0.15"
 done
+python $R/rules_report.py "$RESULTS"/rules-*.json --output "$RESULTS/rules"
+python $R/rules_report.py "$RESULTS"/paper-*.json "$RESULTS"/sweep-*.json --output "$RESULTS/paper"

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["hf_specdecpp"]
 # ///
-"""Tables and figures from what `compare_rules.py` wrote, and the paper's table (arXiv 2405.19715) beside ours.
+"""Tables and figures from what `compare_rules.py` and sweeps wrote, and the paper's table (arXiv 2405.19715) beside ours.
 
     python recipes/smollm2-135m/rules_report.py rules-greedy.json rules-sampling.json --output benchmarks/rules
 
@@ -18,6 +18,7 @@ from typing import Any
 from hf_specdecpp.bench.report import draw_pareto, figure, markdown
 from hf_specdecpp.files import write_atomically
 from hf_specdecpp.stopping import CostProfile
+from hf_specdecpp.training.sweep import plot_sweep
 
 # As the paper reports them, Llama-2-chat 7B drafting for 70B on two A100: speed-ups, and verif / discard.
 PAPER = {
@@ -90,6 +91,29 @@ def beside_the_paper(result: dict[str, Any]) -> list[str]:
     return rows
 
 
+def ablations(stem: str, result: dict[str, Any]) -> list[str]:
+    columns = (
+        "variant",
+        "binary KL",
+        "AUC",
+        "ECE",
+        "ECE of survival",
+        "x plain, cost-aware",
+        "x plain, SpecDec++",
+        "at",
+    )
+    rows = [
+        [name, *(f"{value:.3f}" for value in values[:-1]), f"threshold {values[-1]:g}"]
+        for name, *values in (row.values() for row in result["variants"])
+    ]
+    about = (
+        f"One choice changed at a time, {mode(result)}. Losses are on each variant's own held-out labels, so those of "
+        "other rows or labels do not compare; speeds are by replay of one and the same "
+        f"{result['traces']} prompts of the dev set, in SpecDec++'s case at the best threshold there.\n"
+    )
+    return [f"### {stem}\n", about, *markdown(columns, rows), ""]
+
+
 def speed(row: dict[str, Any]) -> str:
     interval = " ({:.3f} to {:.3f})".format(*row["interval"]) if "interval" in row else ""
     return f"{row['speedup']:.3f}{interval}"
@@ -105,19 +129,21 @@ def gain(row: dict[str, Any], over: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="JSON files of compare_rules.py")
+    parser.add_argument("results", type=Path, nargs="+", help="JSON files of compare_rules.py, and of sweeps")
     parser.add_argument("--output", type=Path, required=True, help="folder")
     args = parser.parse_args()
 
     args.output.mkdir(parents=True, exist_ok=True)
-    results = {path.stem: json.loads(path.read_text()) for path in args.results}
+    found = {path.stem: json.loads(path.read_text()) for path in args.results}
+    sweeps = {stem: result for stem, result in found.items() if "variants" in result}
+    results = {stem: result for stem, result in found.items() if stem not in sweeps}
     parts = ["# Stopping rules, by replay\n"]
     for stem, result in results.items():
         parts += [f"## {stem}\n", conditions(result), *summary(result)]
         for name, replay in result["replays"].items():
             image = f"{stem}-{name}.png"
-            found = {"replay": replay, "prompts": result["prompts"]}
-            figure(draw_pareto, name.partition("_")[0], mode(result), found).savefig(args.output / image, dpi=120)
+            drawn = {"replay": replay, "prompts": result["prompts"]}
+            figure(draw_pareto, name.partition("_")[0], mode(result), drawn).savefig(args.output / image, dpi=120)
             parts += [*details(result, name), f"![verif against discard, {name}, {mode(result)}]({image})\n"]
     paper = [
         [f"{name}, the paper", f"{k:.2f}", a, f"{s:.2f}", b, f"{s / k - 1:+.1%}", "", "", ""]
@@ -130,6 +156,11 @@ def main() -> None:
         "",
         "The paper: Llama-2-chat 7B drafting for 70B on two A100, sampling, a drafted token costs 0.21 of a step.\n",
     ]
+    if sweeps:
+        parts.append("## Ablations\n")
+    for stem, result in sweeps.items():
+        plot_sweep(result["variants"], args.output / f"{stem}.png")
+        parts += [*ablations(stem, result), f"![what each choice is worth, {stem}]({stem}.png)\n"]
     write_atomically(args.output / "report.md", "\n".join(parts))
     print(args.output / "report.md")
 
