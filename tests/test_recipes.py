@@ -257,8 +257,15 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     recommended = AcceptanceHeadConfig.from_pretrained(head)
     assert recommended.rule == "cost-aware" and 0 <= recommended.rule_settings["mean_acceptance"] < 1
 
-    run("rules_report.py", rules, "--output", tmp_path / "paper")
+    metrics = ("binary_kl", "roc_auc", "expected_calibration_error", "survival_calibration_error")
+    speeds = {"cost_aware_speedup": 1.25, "threshold_speedup": 1.125, "threshold": 0.3}
+    variants = [{"variant": name} | dict.fromkeys(metrics, 0.5) | speeds for name in ("base", "depth 0")]
+    swept = tmp_path / "swept.json"
+    swept.write_text(json.dumps({"decoding": {"do_sample": True}, "traces": 7, "variants": variants}))
+    run("rules_report.py", rules, swept, "--output", tmp_path / "paper")
     report = (tmp_path / "paper" / "report.md").read_text()
+    assert "| depth 0 | 0.500 | 0.500 | 0.500 | 0.500 | 1.250 | 1.125 | threshold 0.3 |" in report
+    assert "sampling." in report and (tmp_path / "paper" / "swept.png").stat().st_size > 10_000
     length, speed = written["chosen"]["fixed length"]["settings"]["length"], tables["test"]["fixed length"]["speedup"]
     assert f"| test, greedy, {written['head']} | length {length}: {speed:.3f} (" in report
     assert "| dev, greedy" not in report

@@ -44,6 +44,7 @@ for mode in ${MODES:-sampling greedy}; do
     compare $R/heads/$mode "$RESULTS/rules-$mode.json"
     for kind in paper ours; do compare "$RUNS/$mode-$kind/base" "$RESULTS/paper-$mode-$kind.json"; done
 done
+
 # The ablations: around the paper's head and around ours, each choice changed alone, judged by what decoding gains.
 sweep() {
     specdecpp train --sweep --traces "$RUNS/traces/$mode-alpaca_dev.jsonl" --costs "$COSTS" --output "$RUNS/$mode-$1" "${@:2}"

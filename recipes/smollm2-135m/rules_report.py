@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["hf_specdecpp"]
 # ///
-"""Tables and figures from what `compare_rules.py` and sweeps wrote, and the paper's table (arXiv 2405.19715) beside ours.
+"""Tables and figures from what `compare_rules.py` and sweeps wrote; the paper's table (arXiv 2405.19715) beside ours.
 
     python recipes/smollm2-135m/rules_report.py rules-greedy.json rules-sampling.json --output benchmarks/rules
 
@@ -92,16 +92,8 @@ def beside_the_paper(result: dict[str, Any]) -> list[str]:
 
 
 def ablations(stem: str, result: dict[str, Any]) -> list[str]:
-    columns = (
-        "variant",
-        "binary KL",
-        "AUC",
-        "ECE",
-        "ECE of survival",
-        "x plain, cost-aware",
-        "x plain, SpecDec++",
-        "at",
-    )
+    metrics = "binary KL", "AUC", "ECE", "ECE of survival"
+    columns = "variant", *metrics, "x plain, cost-aware", "x plain, SpecDec++", "at"
     rows = [
         [name, *(f"{value:.3f}" for value in values[:-1]), f"threshold {values[-1]:g}"]
         for name, *values in (row.values() for row in result["variants"])
