@@ -144,9 +144,9 @@ def bench(
             on_step=lambda: progress.update(progress.task_ids[-1], advance=1),
         )  # fmt: skip
     for name, found in result["sets"].items():
-        table = Table(*COLUMNS[:1], *COLUMNS[2:-1], title=name)  # what fits in a terminal
+        table = Table(*COLUMNS[:1], *COLUMNS[2:-2], title=name)  # what fits in a terminal
         for row in cells(found, sample):
-            table.add_row(*row[:1], *row[2:-1])
+            table.add_row(*row[:1], *row[2:-2])
         console.print(table)
     for name, reason in result["unavailable"].items():
         console.print(f"{name} is not available here: {reason}", highlight=False, soft_wrap=True)

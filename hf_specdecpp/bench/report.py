@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..files import write_atomically
+from .summary import interval
 from .verdict import conditions, judged
 
 COLUMNS = (
     "method", "tokens/s (95 %)", "x plain (95 %)", "tokens / target pass", "verif", "discard", "equal to plain",
-    "peak, MB",
+    "peak, MB", "SpecDec++ against it",
 )  # fmt: skip
 # Digitised from the Pareto figure of arXiv 2405.19715, Llama-2-chat 7B drafting for 70B.
 PAPER = Path(__file__).with_name("paper_pareto.csv")
@@ -65,6 +67,7 @@ def section(name: str, mode: str, result: dict[str, Any]) -> str:
         f"## {name}, {mode}\n",
         *markdown(COLUMNS, cells(found, mode == "sampling")),
         "",
+        "The last column is the median over prompts of the ratio of the two speeds on one prompt.\n",
         f"{models['target']['name']} with the draft {models['draft']['name']} and "
         f"{f'the head {head}' if head else 'no head'}; {conditions(name, result)}. `{result['command']}`, revision "
         f"{result['git_revision'] or 'unknown'}.\n",
@@ -89,9 +92,20 @@ def cells(found: dict[str, Any], sample: bool) -> list[list[str]]:
             f"{method['discard']:.3f}",
             "sampled" if sample else f"{method['equal_to_plain']} of {found['prompts']}",
             "" if method["peak_mb"] is None else f"{method['peak_mb']:.0f}",
+            "" if name == "recommended" else against(found["methods"].get("recommended"), method),
         ]
         for name, method in found["methods"].items()
     ]
+
+
+def against(ours: dict[str, Any] | None, method: dict[str, Any]) -> str:
+    """How `ours` compares with `method` prompt by prompt, which is more than two intervals say of a difference."""
+    if ours is None:
+        return ""
+    pairs = zip(ours["by_prompt"]["speedup"], method["by_prompt"]["speedup"], strict=True)
+    ratios = [mine / its for mine, its in pairs]
+    ahead = sum(ratio > 1 for ratio in ratios)
+    return f"{spread(median(ratios), interval(ratios), 2)}, ahead on {ahead} of {len(ratios)}"
 
 
 def spread(value: float, interval: list[float], digits: int) -> str:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from hf_specdecpp.bench import run as run_module
 from hf_specdecpp.bench.measure import Row
-from hf_specdecpp.bench.report import PAPER_SETS, paper_points
+from hf_specdecpp.bench.report import PAPER_SETS, against, paper_points
 from hf_specdecpp.bench.run import read_result
 from hf_specdecpp.bench.verdict import verdict
 from hf_specdecpp.cli import app
@@ -122,6 +122,11 @@ def test_the_report_makes_tables_and_every_figure(measured, tmp_path):
     (tmp_path / "none.json").write_text("{}")
     assert "holds no result" in invoke("bench", "report", tmp_path / "none.json", "--output", tmp_path).output
     assert "the same file name" in invoke("bench", "report", measured, measured, "--output", tmp_path).output
+
+
+def test_two_methods_are_compared_prompt_by_prompt():
+    ours, other = ({"by_prompt": {"speedup": s}} for s in ([1.0, 3.0, 1.0], [2.0, 2.0, 0.5]))
+    assert against(ours, other) == "1.50 (0.50 to 2.00), ahead on 2 of 3" and against(None, other) == ""
 
 
 def test_the_papers_points_are_at_hand():
