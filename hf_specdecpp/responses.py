@@ -92,12 +92,14 @@ def read_prompts(
     logits, masks, layers = zip(*parts, strict=True)
     width, whole = masks[-1].shape[1], growing_cache()
     for index, same in enumerate(zip(*layers, strict=True)):
-        keys, values = ([padded(getattr(layer, name), width, -2) for layer in same] for name in ("keys", "values"))
+        keys, values = (
+            [padded_left(getattr(layer, name), width, -2) for layer in same] for name in ("keys", "values")
+        )
         whole.update(torch.cat(keys), torch.cat(values), index)
-    return torch.cat(logits), torch.cat([padded(mask, width, -1) for mask in masks]), whole
+    return torch.cat(logits), torch.cat([padded_left(mask, width, -1) for mask in masks]), whole
 
 
-def padded(tensor: Tensor, width: int, dim: int) -> Tensor:
+def padded_left(tensor: Tensor, width: int, dim: int) -> Tensor:
     """`tensor` with zeros before it, `width` long in its dimension `dim`, one of the last two."""
     missing = width - tensor.shape[dim]
     return F.pad(tensor, (missing, 0) if dim == -1 else (0, 0, missing, 0))
