@@ -160,7 +160,7 @@ def plot_sweep(rows: list[dict[str, Any]], path: Path) -> None:
     right.plot([row["cost_aware_speedup"] for row in rows], places, "o", label="cost-aware, nothing chosen")
     right.plot([row["threshold_speedup"] for row in rows], places, "s", label="SpecDec++, best threshold")
     right.set(xlabel="tokens/s relative to plain decoding, by replay")
-    right.legend(loc="lower left", fontsize="small")
+    right.legend(loc="center", fontsize="small")
     for axes, key in ((left, "binary_kl"), (right, "cost_aware_speedup")):
         axes.axvline(rows[0][key], color="grey", linewidth=0.5)
         axes.grid(axis="y", alpha=0.3)
