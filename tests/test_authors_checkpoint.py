@@ -139,5 +139,5 @@ def test_another_draft_is_refused(tmp_path, pair):
     theirs(tmp_path / "theirs", hidden_size=16)
     with pytest.raises(ValueError, match=r"reads hidden states of size 16, but those of .* have size 32"):
         convert_authors_head(tmp_path / "theirs", tmp_path / "ours", **pair)
-    with pytest.raises(ValueError, match="nothing could be loaded from '/nowhere/at/all'"):
+    with pytest.raises(ValueError, match="there is no folder '/nowhere/at/all'"):
         convert_authors_head(tmp_path / "theirs", tmp_path / "ours", **pair | {"draft": "/nowhere/at/all"})
