@@ -3,6 +3,7 @@
 from .config import RULES, StoppingConfig
 from .cost_aware import CostAware
 from .costs import CostProfile, RunningCosts
+from .plan import Plan
 from .rule import DraftedToken, Round, StoppingRule
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "CostAware",
     "CostProfile",
     "DraftedToken",
+    "Plan",
     "Round",
     "RunningCosts",
     "StoppingConfig",

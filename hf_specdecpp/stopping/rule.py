@@ -29,6 +29,7 @@ class DraftedToken:
     probability: float | None = None
     entropy: float | None = None
     acceptance: float | None = None
+    rank: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,14 @@ class Round:
     censored: bool = False
     draft_seconds: float | None = None
     target_seconds: float | None = None
+    parents: list[int] | None = None
+    path: list[int] | None = None
+    new_tokens: int | None = None
+    rows: int = 1
+    passes: int = 0
+    width: int = 1
+    reads_prompt: bool = False
+    stop_reason: str | None = None
 
 
 class StoppingRule:

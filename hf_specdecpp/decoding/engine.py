@@ -1,0 +1,171 @@
+"""A model with its keys and values: the only code that knows caches, masks and positions."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from ..acceptance.layer import listening
+from .cache import Slots, growing_cache
+from .masks import MASKED_ATTENTION, additive, ancestry, windows
+
+
+@dataclass
+class Pass:
+    """What a pass yields.
+
+    Attributes:
+        logits (`torch.Tensor` of shape `(rows, kept, vocab_size)`): in the model's dtype.
+        states (`torch.Tensor` of shape `(rows, tokens, hidden_size)`, *optional*): what an acceptance head reads, if
+            the model carries one.
+    """
+
+    logits: Tensor
+    states: Tensor | None
+
+
+class Engine:
+    """Runs a model over a batch of texts that grow, each at its own pace; a chain or a tree at a time.
+
+    `read` passes over tokens; `keep` says which of those read since the last `keep` belong to the texts.
+
+    Args:
+        model (`PreTrainedModel`): decoder-only, its cache can be rolled back.
+        padding (`list[int]`): for each row, how many of its first tokens are padding.
+    """
+
+    def __init__(self, model: PreTrainedModel, padding: list[int]):
+        self.model, self.device, self.padding = model, model.device, padding
+        self.lengths = [0] * len(padding)
+        self.slots = Slots()
+        self.cache: Cache = growing_cache(self.slots)
+        self.windows = windows(model.config)
+        parameters = inspect.signature(model.forward).parameters
+        self.takes_positions = "position_ids" in parameters
+        self.keeps_logits = model._supports_logits_to_keep()
+        self.parents = torch.empty(len(padding), 0, dtype=torch.long)  # of what was read since `keep`
+        self.branched = False
+
+    @property
+    def can_branch(self) -> bool:
+        """Whether the model takes masks of our own, as trees and rows of different lengths need."""
+        implementation = self.model.config.get_text_config()._attn_implementation
+        return self.takes_positions and bool(self.windows) and implementation in MASKED_ATTENTION
+
+    def read(self, tokens: Tensor, parents: Tensor | None = None, keep: int | None = None) -> Pass:
+        """Passes over `tokens`.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `(rows, n)`).
+            parents (`torch.LongTensor` of shape `(rows, n)`, *optional*): on the host; the token before each, by its
+                number among those read since the last `keep`, -1 for the last that was kept. Left out, each token
+                follows the one before it.
+            keep (`int`, *optional*): return the last so many logits, all if left out.
+        """
+        n, read = tokens.shape[1], self.parents.shape[1]
+        self.branched |= parents is not None
+        chain = torch.arange(read - 1, read + n - 1).expand(len(self.lengths), -1) if parents is None else parents
+        self.parents = torch.cat((self.parents, chain), dim=-1)
+        self.slots.begin, self.slots.of_rows = max(self.lengths) + read, None
+        kwargs = self._shaped(n) if self.branched or self._ragged else self._padded(n)
+        if keep is not None and self.keeps_logits:
+            kwargs["logits_to_keep"] = keep
+        with listening() as listener:
+            outputs = self.model(
+                input_ids=tokens.to(self.device), past_key_values=self.cache, use_cache=True, return_dict=True, **kwargs
+            )
+        logits = outputs.logits if keep is None else outputs.logits[:, -keep:]
+        return Pass(logits, listener.hidden_states)
+
+    def keep(self, paths: list[list[int]]) -> None:
+        """Adds to each text, in order, those of the tokens read since the last `keep` that its path names."""
+        if any(path != list(range(len(path))) for path in paths):
+            longest = max(map(len, paths))
+            moved = torch.tensor([path + list(range(len(path), longest)) for path in paths])
+            begin = torch.tensor(self.lengths)[:, None]
+            for layer in self.cache.layers:
+                layer.move(begin + moved, begin + torch.arange(longest))
+        self.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
+        self.parents, self.branched = self.parents[:, :0], False
+        self.slots.begin = max(self.lengths, default=0)
+
+    def leave(self, going: list[int]) -> None:
+        """Goes on with the rows `going` alone. Says so between `keep` and `read`."""
+        index = torch.tensor(going, device=self.device)
+        for layer in self.cache.layers:
+            layer.keys, layer.values = (held.index_select(0, index.to(held.device)) for held in (layer.keys, layer.values))
+        self.lengths, self.padding = ([values[row] for row in going] for values in (self.lengths, self.padding))
+        self.parents = self.parents[going]
+        self.slots.begin = max(self.lengths, default=0)
+
+    def adopt(self, cache: DynamicCache) -> None:
+        """Goes on from a user's `cache`. Slots that a sliding layer of it has dropped are masked, so they stay zero."""
+        length = cache.get_seq_length()
+        self.lengths = [length] * len(self.lengths)
+        if not length:
+            return
+        self.slots.begin = 0
+        for index, layer in enumerate(cache.layers):
+            missing = length - layer.keys.shape[-2]
+            self.cache.update(*(F.pad(held, (0, 0, missing, 0)) for held in (layer.keys, layer.values)), index)
+        self.slots.begin = length
+
+    def give_back(self, cache: DynamicCache) -> None:
+        """Leaves in a user's `cache` what it would hold had it been used itself, of rows of one length."""
+        length = self.slots.begin
+        while len(cache.layers) < len(self.cache.layers):
+            cache.layers.append(cache.layer_class_to_replicate())
+        for theirs, ours in zip(cache.layers, self.cache.layers, strict=True):
+            if not theirs.is_initialized:
+                theirs.lazy_initialization(ours.keys, ours.values)
+            first = 0
+            if getattr(theirs, "is_sliding", False):
+                theirs.cumulative_length = length
+                first = max(length - theirs.sliding_window + 1, 0)
+            theirs.keys, theirs.values = ours.keys[..., first:length, :], ours.values[..., first:length, :]
+
+    @property
+    def _ragged(self) -> bool:
+        return min(self.lengths) < max(self.lengths)
+
+    def _padded(self, n: int) -> dict[str, Tensor]:
+        """Keywords of a pass over chains in rows of one length, whose masks the model makes itself."""
+        end = self.slots.begin + n
+        padding = torch.tensor(self.padding, device=self.device)[:, None]
+        positions = torch.arange(self.slots.begin, end, device=self.device)
+        kwargs = {"position_ids": (positions - padding).clamp(min=0)} if self.takes_positions else {}
+        if any(self.padding):
+            kwargs["attention_mask"] = (torch.arange(end, device=self.device) >= padding).long()
+        return kwargs
+
+    def _shaped(self, n: int) -> dict[str, Tensor]:
+        """Keywords of a pass over trees, or in rows of different lengths."""
+        if not self.can_branch:
+            raise ValueError(
+                f"a {type(self.model).__name__} with {self.model.config._attn_implementation!r} attention takes no "
+                "masks of our own, which trees and several rows need: load it with attn_implementation='sdpa', or "
+                "generate for one prompt at a time with DraftingConfig(branches=1)"
+            )
+        ancestors, depths = ancestry(self.parents)
+        begin, padding = torch.tensor(self.lengths)[:, None], torch.tensor(self.padding)[:, None]
+        slots = begin + torch.arange(self.parents.shape[1])
+        keys = torch.arange(int(slots.max()) + 1)
+        places = (keys - padding).expand(len(slots), -1).clone()
+        places.scatter_(1, slots, begin - padding + depths)
+        before = ((keys >= padding) & (keys < begin))[:, None].repeat(1, n, 1)
+        seen = before.scatter(2, slots[:, None].expand(-1, n, -1), ancestors[:, -n:])
+        queries = places.gather(1, slots[:, -n:])
+        self.slots.begin = len(keys) - n
+        if self._ragged:
+            self.slots.of_rows = slots[:, -n:].to(self.device)
+        masks = {}
+        for kind, window in self.windows.items():
+            near = seen if window is None else seen & (queries[:, :, None] - places[:, None] < window)
+            masks[kind] = additive(near.to(self.device), self.model.dtype)
+        mask = masks if len(masks) > 1 else next(iter(masks.values()))
+        return {"attention_mask": mask, "position_ids": queries.to(self.device)}

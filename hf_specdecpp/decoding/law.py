@@ -1,0 +1,105 @@
+"""What the next token is, given logits: the logits processors, and the draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from .noise import Noise
+from .sequences import Sequences
+
+COUPLINGS = ("seeded", "rejection")
+# Processors that look at scores alone: one call serves every position.
+BLIND = (
+    EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization, MinPLogitsWarper,
+    SuppressTokensLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper,
+)  # fmt: skip
+
+
+class Law:
+    """How a generation decodes; draft and target both choose by it.
+
+    Args:
+        processors (`LogitsProcessorList`): functions of ids and scores.
+        do_sample (`bool`): sample, or take the likeliest token.
+        coupling (`str`): `"seeded"`: draft and target choose under the noise that plain decoding would use, and a token
+            is accepted if both choose it. `"rejection"`: speculative sampling (arXiv 2211.17192).
+    """
+
+    def __init__(
+        self, processors: LogitsProcessorList, do_sample: bool, coupling: str, sequences: Sequences, vocab_size: int
+    ):
+        self.processors, self.do_sample, self.coupling = processors, do_sample, coupling
+        self.sequences, self.vocab_size = sequences, vocab_size
+        self.is_blind = all(type(processor) in BLIND for processor in processors)
+        self.noise = None
+        if do_sample and coupling == "seeded":
+            self.noise = Noise(len(sequences.texts), vocab_size, sequences.device)
+
+    def processed(self, logits: Tensor, rows: list[int], paths: Callable[[], list[list[int]]]) -> Tensor:
+        """The logits that tokens are chosen by.
+
+        Args:
+            logits (`torch.FloatTensor` of shape `(n, vocab_size)`).
+            rows (`list[int]`): the row of the batch that each is of.
+            paths: returns the tokens between each row's text and the position.
+        """
+        if not self.processors:
+            return logits
+        if self.is_blind:
+            return self.processors(None, logits)
+        # As plain decoding calls them: with as many rows as the batch has, the row in its place.
+        count = len(self.sequences.texts)
+        found = []
+        for scores, row, path in zip(logits, rows, paths(), strict=True):
+            ids = self.sequences.ids(row)
+            ids = torch.cat((ids, ids.new_tensor(path))).to(logits.device)
+            found.append(self.processors(ids.repeat(count, 1), scores.repeat(count, 1))[row])
+        return torch.stack(found)
+
+    def ranked(self, scores: Tensor, rows: list[int], ahead: list[int], count: int = 1) -> tuple[Tensor, Tensor | None]:
+        """The tokens that come first, best first, and, when sampling, what they are drawn from.
+
+        Args:
+            scores (`torch.FloatTensor` of shape `(n, vocab_size)`): processed.
+            rows (`list[int]`), ahead (`list[int]`): the row of each, and how many tokens lie between its text and the
+                position.
+            count (`int`): how many; when sampling, they are drawn without replacement.
+
+        Returns:
+            `torch.LongTensor` of shape `(n, count)`, and probabilities, `(n, vocab_size)`.
+        """
+        p = None
+        if self.do_sample:
+            p = scores.softmax(-1)
+            if self.noise is None:
+                scores = p / torch.empty_like(p).exponential_()
+            else:
+                steps = [self.sequences.generated(row) + more for row, more in zip(rows, ahead, strict=True)]
+                scores = p / self.noise.of(rows, steps).to(p.device)
+        return (scores.argmax(-1, keepdim=True) if count == 1 else scores.topk(count).indices), p
+
+    def passed(self) -> None:
+        """All rows that go on have come further."""
+        if self.noise is not None:
+            self.noise.forget(min(self.sequences.generated(row) for row in self.sequences.going))
+
+    def leave(self) -> None:
+        """Leaves the generator where plain decoding leaves it, if the coupling is seeded."""
+        if self.noise is not None:
+            self.noise.leave(max(map(self.sequences.generated, range(len(self.sequences.texts)))))

@@ -1,0 +1,150 @@
+"""Draft, verify, commit, stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..drafting.draft import Draft
+from ..drafting.drafter import Drafter
+from ..stopping import Plan, Round, StoppingRule
+from .ending import Ending
+from .engine import Engine
+from .law import Law
+from .outputs import Outputs
+from .sequences import Sequences
+from .verify import choices, recursive_rejection, walk
+
+
+@dataclass
+class Speculation:
+    """One generation.
+
+    Attributes:
+        rules (`list[StoppingRule]`): of each row of the batch; rows may share one.
+        listeners: called with what happened in each round of each row.
+    """
+
+    target: Engine
+    drafter: Drafter
+    rules: list[StoppingRule]
+    law: Law
+    sequences: Sequences
+    ending: Ending
+    outputs: Outputs
+    listeners: list[Callable[[Round], None]]
+    reads_prompt: bool = True  # so will the draft, in its first pass
+
+    @torch.no_grad()
+    def run(self, prompt: Tensor) -> None:
+        """Texts grow until all have ended.
+
+        Args:
+            prompt (`torch.LongTensor` of shape `(rows, n)`): what the target has not read of the texts.
+        """
+        begin = time.perf_counter()
+        draft = Draft([[] for _ in self.sequences.going], ["prompt"] * len(prompt))
+        logits = self.target.read(prompt, keep=1).logits
+        self._advance(draft, logits, begin, begin, newest=prompt.shape[1] - 1)
+        while self.sequences.going:
+            begin = time.perf_counter()
+            draft = self.drafter.draft(self._plans())
+            drafted = time.perf_counter()
+            logits = self.target.read(*self._newest_and(draft)).logits
+            self._advance(draft, logits, begin, drafted)
+        self.ending.trim()
+        self.law.leave()
+
+    def _plans(self) -> list[Plan]:
+        """Of each row that goes on; rows that share a rule share its plan."""
+        rules = [self.rules[row] for row in self.sequences.going]
+        plans = {rule: rule.plan(rules.count(rule)) for rule in dict.fromkeys(rules)}
+        return [plans[rule] for rule in rules]
+
+    def _newest_and(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
+        """What the target reads: the newest token of each text and the draft behind it, with parents if it branches."""
+        newest = self.sequences.newest()
+        if not draft.most:
+            return newest, None
+        tokens = torch.cat((newest.to(draft.ids().device), draft.ids()), dim=-1)
+        if draft.is_chain:
+            return tokens, None
+        padded = [own + [-1] * (draft.most - len(own)) for own in draft.parents]
+        return tokens, torch.tensor([[-1, *(parent + 1 for parent in own)] for own in padded])
+
+    def _advance(self, draft: Draft, logits: Tensor, begin: float, drafted: float, newest: int = 0) -> None:
+        """From what the target says to longer texts: verify, append until the end, keep, tell, leave.
+
+        Args:
+            newest (`int`): the number of the text's last token among those that the target just read.
+        """
+        logits = logits.float()
+        paths, tokens, scores = self._verified(draft, logits)
+        counts = []
+        for number, row in enumerate(self.sequences.going):
+            self.outputs.add(row, [0, *(node + 1 for node in paths[number])], scores[number], logits[number])
+            counts.append(self.ending.append(row, tokens[number], self.outputs.scores(row)))
+        paths = [path[: count - 1] for path, count in zip(paths, counts, strict=True)]
+        self.target.keep([[*range(newest + 1), *(newest + 1 + node for node in path)] for path in paths])
+        self.drafter.commit([[draft.nodes[i][node] for node in path] for i, path in enumerate(paths)])
+        self._tell(draft, paths, counts, drafted - begin, time.perf_counter() - drafted)
+        going = [i for i, row in enumerate(self.sequences.going) if not self.ending.is_done(row)]
+        if going and len(going) < len(counts):
+            self.target.leave(going)
+            self.drafter.leave(going)
+        self.sequences.going = [self.sequences.going[i] for i in going]
+        if going:
+            self.law.passed()
+
+    def _verified(self, draft: Draft, logits: Tensor) -> tuple[list[list[int]], list[list[int]], Tensor]:
+        """Of each row the numbers of the accepted nodes, the new tokens, and the processed logits.
+
+        All that the host must know of a round comes to it here, in one transfer.
+        """
+        chosen, scores, p = choices(draft, logits, self.law)
+        paths, tokens = [], []
+        if draft.q:
+            for nodes, parents, own in zip(draft.nodes, draft.parents, p, strict=True):
+                path, rest = recursive_rejection(nodes, parents, draft.q, own)
+                paths.append(path)
+                tokens.append([*(nodes[node].id for node in path), torch.multinomial(rest, 1).item()])
+            return paths, tokens, scores
+        for nodes, parents, said in zip(draft.nodes, draft.parents, self._on_host(draft, chosen), strict=True):
+            path = walk(nodes, parents, said)
+            paths.append(path)
+            tokens.append([said[node + 1] for node in [-1, *path]])
+        return paths, tokens, scores
+
+    def _on_host(self, draft: Draft, chosen: Tensor) -> list[list[int]]:
+        if draft.tokens is None:
+            return chosen.tolist()
+        both = torch.cat((chosen, draft.tokens.to(chosen.device)), dim=-1).tolist()
+        said = [row[: chosen.shape[1]] for row in both]
+        for nodes, row in zip(draft.nodes, both, strict=True):
+            for node, token in zip(nodes, row[chosen.shape[1] :], strict=False):
+                node.id = token
+        return said
+
+    def _tell(
+        self, draft: Draft, paths: list[list[int]], counts: list[int], draft_seconds: float, target_seconds: float
+    ) -> None:
+        """Gives the record of the round to the rule and to whoever listens; the first row's holds the time of all."""
+        for number, row in enumerate(self.sequences.going):
+            reason, first = draft.stop_reasons[number], number == 0
+            round = Round(
+                [node.token for node in draft.nodes[number]], len(paths[number]),
+                censored=reason in ("end_of_sequence", "max_length"),
+                draft_seconds=draft_seconds if first else None, target_seconds=target_seconds if first else None,
+                parents=None if draft.is_chain else draft.parents[number], path=paths[number],
+                new_tokens=counts[number], rows=len(counts), passes=draft.passes, width=1 + draft.most,
+                reads_prompt=self.reads_prompt, stop_reason=reason,
+            )  # fmt: skip
+            if reason not in ("prompt", "no_room"):
+                self.rules[row].end(round)
+            for listener in self.listeners:
+                listener(round)
+        self.reads_prompt = draft.passes == 0 and self.reads_prompt

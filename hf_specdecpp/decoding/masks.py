@@ -1,0 +1,44 @@
+"""Masks of passes that a causal mask does not describe: trees, and rows of different lengths."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+MASKED_ATTENTION = ("eager", "sdpa")  # implementations that add a mask of four dimensions to their scores
+
+
+def ancestry(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Who is an ancestor of whom in the trees of a batch.
+
+    Args:
+        parents (`torch.LongTensor` of shape `(rows, nodes)`): each node's parent, which comes before it; -1 for none.
+
+    Returns:
+        `torch.BoolTensor` of shape `(rows, nodes, nodes)`, true where the column is the row's ancestor or itself, and
+        the number of ancestors, `torch.LongTensor` of shape `(rows, nodes)`.
+    """
+    rows, nodes = parents.shape
+    seen = torch.eye(nodes, dtype=torch.bool).repeat(rows, 1, 1)
+    index = torch.arange(rows)
+    for node in range(1, nodes):
+        parent = parents[:, node]
+        seen[:, node] |= seen[index, parent] & (parent >= 0)[:, None]
+    return seen, seen.sum(-1) - 1
+
+
+def windows(config: PreTrainedConfig) -> dict[str, int | None]:
+    """For each type of layer the tokens that it sees at once, `None` for all; `{}` for types that are not known."""
+    config = config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    known = {"full_attention": None, "sliding_attention": window}
+    types = getattr(config, "layer_types", None) or (["full_attention"] if window is None else ["sliding_attention"])
+    return {kind: known[kind] for kind in set(types)} if set(types) <= set(known) else {}
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the attention's scores, (rows, 1, queries, keys), from who sees what, (rows, queries, keys)."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

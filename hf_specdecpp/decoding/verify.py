@@ -1,0 +1,100 @@
+"""The verifier: how far a draft agrees with the target. One walk along the target's own choices serves all drafts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..drafting.draft import Draft, Node
+from .law import Law
+
+
+def choices(draft: Draft, logits: Tensor, law: Law) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the target would say behind the newest token of each text and behind each drafted token.
+
+    Args:
+        logits (`torch.FloatTensor` of shape `(rows, 1 + most, vocab_size)`): of the target.
+
+    Returns:
+        `torch.LongTensor` of shape `(rows, 1 + most)`, the processed logits, and, when sampling, the probabilities, of
+        the shape of `logits`.
+    """
+    rows, width, vocab_size = logits.shape
+    going = law.sequences.going
+    of_rows = [going[row] for row in range(rows) for _ in range(width)]
+
+    def depths() -> list[int]:
+        found = []
+        for nodes in draft.nodes:
+            own = [0]
+            for node in nodes:
+                own.append(len(node.path))
+            found += own + [0] * (width - len(own))
+        return found
+
+    def paths() -> list[list[int]]:
+        found = []
+        for nodes in draft.nodes:
+            own = [[], *([n.id for n in node.path] for node in nodes)]
+            found += own + [[]] * (width - len(own))
+        return found
+
+    scores = law.processed(logits.reshape(-1, vocab_size), of_rows, paths)
+    ahead = depths() if law.noise is not None else []
+    chosen, p = law.ranked(scores, of_rows, ahead)
+    shape = rows, width, vocab_size
+    return chosen.view(rows, width), scores.view(shape), None if p is None else p.view(shape)
+
+
+def walk(nodes: list[Node], parents: list[int], chosen: list[int]) -> list[int]:
+    """The numbers of the nodes that are the target's own choices, from the text on.
+
+    Args:
+        chosen (`list[int]`): what the target says behind the text, and behind each node.
+    """
+    children: dict[int, list[int]] = {}
+    for number, parent in enumerate(parents):
+        children.setdefault(parent, []).append(number)
+    path, at = [], -1
+    while True:
+        at = next((n for n in children.get(at, ()) if nodes[n].id == chosen[at + 1]), None)
+        if at is None:
+            return path
+        path.append(at)
+
+
+def recursive_rejection(
+    nodes: list[Node], parents: list[int], q: dict[int, Tensor], p: Tensor
+) -> tuple[list[int], Tensor]:
+    """Speculative sampling of a tree whose siblings were drawn without replacement (RSD, arXiv 2402.14160).
+
+    A chain's is that of arXiv 2211.17192. Behind each accepted node its children are tried in the order in which they
+    were drawn: `x` is accepted with probability `min(1, r(x) / q(x))`, where `r` begins as the target's distribution; a
+    rejection leaves `r <- norm (r - q)+`, and `q` without `x`. Whatever is accepted, the output has the law of `p`.
+
+    Args:
+        q: see `Draft.q`.
+        p (`torch.FloatTensor` of shape `(1 + nodes, vocab_size)`): the target's, behind the text and each node.
+
+    Returns:
+        The numbers of the accepted nodes, and the distribution of the token behind the last of them, `(vocab_size,)`.
+    """
+    path, at = [], -1
+    while True:
+        r, accepted, drawn_from = p[at + 1], None, None
+        for number, (node, parent) in enumerate(zip(nodes, parents, strict=True)):
+            if parent != at:
+                continue
+            drawn_from = q[id(node)].to(r.device) if drawn_from is None else drawn_from
+            if torch.rand((), device=r.device) * drawn_from[node.id] < r[node.id]:
+                accepted = number
+                break
+            r = (r - drawn_from).clamp(min=0)
+            r = r / r.sum()
+            drawn_from = drawn_from.clone()
+            drawn_from[node.id] = 0
+            drawn_from = drawn_from / drawn_from.sum()
+        if accepted is None:
+            return path, r
+        path.append(accepted)
+        at = accepted
