@@ -156,14 +156,13 @@ class SpecDecPP(AssistedCandidateGenerator):
 
     def _new_rule(self, length: int, target_config: PretrainedConfig | None) -> StoppingRule:
         """The rule of this generation, from a prompt of `length` tokens; one that counts seconds is told the costs."""
+        self.running = None
         if not self.settings.needs_seconds:
             return self.settings.new_rule()
-        running = _running_costs.setdefault(self.assistant_model, {})
+        pairs = _running_costs.setdefault(self.assistant_model, {})
+        self.running = pairs.setdefault(target_config and model_signature(target_config), RunningCosts())
         stored = stored_calibration(target_config, self.assistant_model)
-        return self.settings.new_rule(
-            running.setdefault(target_config and model_signature(target_config), RunningCosts()),
-            stored and stored.at(length),
-        )
+        return self.settings.new_rule(self.running, stored and stored.at(length))
 
     def follow(self, rule: StoppingRule) -> None:
         """Drafts by `rule` from now on."""
@@ -229,9 +228,7 @@ class SpecDecPP(AssistedCandidateGenerator):
             if self.drafted or not late:
                 acceptance_logits = self.judge.acceptance_logits(listener.hidden_states[:, -1:], judged)
                 facts["acceptance"] = torch.sigmoid(acceptance_logits[0, 0])
-        # Rounded, so that equal situations look equal although passes of other shapes end in other last bits: a rule
-        # may compare with a value that it saw before.
-        values = {n: round(v, 5) for n, v in zip(facts, torch.stack(list(facts.values())).tolist(), strict=True)}
+        values = dict(zip(facts, torch.stack(list(facts.values())).tolist(), strict=True))
         ended = bool(values.pop("ended"))
         if late and self.drafted:
             self.drafted[-1] = replace(self.drafted[-1], acceptance=values.pop("acceptance"))
@@ -253,6 +250,8 @@ class SpecDecPP(AssistedCandidateGenerator):
             seconds = {
                 "draft_seconds": self.draft_seconds, "target_seconds": time.perf_counter() - self.drafted_until,
             }  # fmt: skip
+            if self.running is not None:
+                self.running.add(len(self.drafted), *seconds.values())
         self.is_first_round = False
         cut = self.stop_reason in ("end_of_sequence", "max_length")
         self.rule.end(Round(self.drafted, min(int(num_matches), len(self.drafted)), censored=cut, **seconds))

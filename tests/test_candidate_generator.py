@@ -257,6 +257,32 @@ def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
     assert running.rounds > measured[1] and running.profile() is not None
 
 
+def test_rules_of_one_generation_learn_its_costs_once(target, draft):
+    rules = [{"rule": "goodput"}, {"rule": "drop-in"}]
+    with collect_stats() as stats:
+        generate(target, draft, stopping_config=StoppingConfig(rule="any", settings={"rules": rules}))
+    (running,) = candidate_generator._running_costs[draft.get_base_model()].values()
+    assert running.profile() is not None
+    assert running.rounds == stats.rounds - 1 - stats.stop_reasons["no_room"]  # the first reads the prompt
+
+
+def test_all_stops_for_a_rule_that_caps(target, draft):
+    rules = [{"rule": "fixed", "settings": {"length": 2}}, {"rule": "svip", "threshold": 0.0}]
+    with collect_stats() as stats:
+        generate(target, draft, stopping_config=StoppingConfig(rule="all", settings={"rules": rules}))
+    assert max(stats.drafted_at) == 2
+
+
+def test_rules_see_that_a_draft_is_not_certain(target, draft):
+    """Rounding to 5 digits used to make a probability above 0.999995 one."""
+    generator, _ = candidates(draft, prompt(), StoppingConfig(rule="cumulative-confidence", threshold=1.0))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 7] = 19.0
+    generator.drafted = []
+    generator._see(torch.tensor([[7]]), logits, logits, None)
+    assert 0.999995 < generator.drafted[0].probability < 1
+
+
 def test_a_draft_whose_head_is_switched_off_is_refused(target, draft):
     with draft.disable_adapter(), pytest.raises(ValueError, match=r"\['default'\] is active"):
         generate(target, draft)
