@@ -45,8 +45,7 @@ class TargetView:
 
     def _get_candidate_generator(self, **kwargs) -> CandidateGenerator:
         generator = self._candidate_generator(**accepted_by(self._candidate_generator, kwargs | self._extra))
-        statistics = active_statistics()
-        if statistics is not None:
+        for statistics in active_statistics():
             statistics.watch(generator)
         return generator
 
@@ -103,6 +102,8 @@ class ExactStop(StoppingCriteria, BaseStreamer):
         if self.length is None or self.length == sequences.shape[1]:
             return output
         extra = sequences.shape[1] - self.length
+        for statistics in active_statistics():
+            statistics.trim(extra)
         if isinstance(output, Tensor):
             return output[:, : self.length]
         output.sequences = sequences[:, : self.length]
