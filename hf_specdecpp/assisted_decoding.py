@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, StaticCache, StoppingCriteriaList
+from transformers import LogitsProcessorList, PretrainedConfig, PreTrainedModel, StaticCache, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
@@ -21,6 +22,11 @@ from transformers.utils import ModelOutput
 from .statistics import active_statistics
 
 CandidateGeneratorFactory = Callable[..., CandidateGenerator]
+
+# Classes of logits processors, and packages of them, that keep state from call to call: SynthID hashes the tokens that
+# it saw, unbatched guidance has a cache of its own, the packages follow a grammar by one token a call.
+STATEFUL_PROCESSORS = {"SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor"}
+STATEFUL_PACKAGES = {"outlines", "transformers_cfg", "xgrammar"}
 
 
 class TargetView:
@@ -39,8 +45,7 @@ class TargetView:
 
     def _get_candidate_generator(self, **kwargs) -> CandidateGenerator:
         generator = self._candidate_generator(**accepted_by(self._candidate_generator, kwargs | self._extra))
-        statistics = active_statistics()
-        if statistics is not None:
+        for statistics in active_statistics():
             statistics.watch(generator)
         return generator
 
@@ -97,6 +102,8 @@ class ExactStop(StoppingCriteria, BaseStreamer):
         if self.length is None or self.length == sequences.shape[1]:
             return output
         extra = sequences.shape[1] - self.length
+        for statistics in active_statistics():
+            statistics.trim(extra)
         if isinstance(output, Tensor):
             return output[:, : self.length]
         output.sequences = sequences[:, : self.length]
@@ -128,16 +135,18 @@ def assisted_decoding(
         candidate_generator: a subclass of `CandidateGenerator` or a function that returns one. It is called with those
             of these keywords that its signature names: `input_ids`, `assistant_model`, `generation_config`,
             `model_kwargs`, `inputs_tensor`, `logits_processor`, `target_config` and, if given, `stopping_config`.
-        logits_processor, stopping_criteria, generation_config, model_kwargs: prepared by `generate`.
+        logits_processor, stopping_criteria, generation_config, model_kwargs: prepared by `generate`. A processor must
+            be a function of ids and scores: it is called for tokens that are drafted and thrown away.
 
     Returns:
         What `generate` returns: `torch.LongTensor` of shape `(1, length + generated)` or a `ModelOutput`.
 
     Raises:
-        ValueError: for what assisted decoding cannot do: encoder-decoder and recurrent targets, several sequences,
-            beams, static caches.
+        ValueError: for what assisted decoding cannot do: encoder-decoder, recurrent and prompt-tuned targets, several
+            sequences, beams, embeddings for ids, caches that are static or hold tokens, processors that keep state.
     """
     check_target(model, input_ids, generation_config, model_kwargs)
+    check_processors(logits_processor)
     extra = {"target_config": model.config}
     if stopping_config is not None:
         extra["stopping_config"] = stopping_config
@@ -174,8 +183,13 @@ def check_target(model: PreTrainedModel, input_ids: Tensor, generation_config, m
             f"assisted decoding generates one sequence at a time, got {input_ids.shape[0]} (the batch times "
             "num_return_sequences): call generate once for each"
         )
-    if input_ids.shape[1] == 0:
-        raise ValueError("the prompt has no token ids (inputs_embeds alone?): the draft needs input_ids to read")
+    if is_prompt_tuned(getattr(model.prepare_inputs_for_generation, "__self__", None)):
+        raise ValueError(
+            f"the target, a {name}, is tuned by virtual tokens (prompt or prefix tuning), which assisted decoding "
+            "cannot serve: use an adapter that changes weights, such as LoRA, or decode without candidate_generator"
+        )
+    if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
+        raise ValueError("the prompt came as inputs_embeds, which the draft cannot read: give input_ids alone")
     if not generation_config.use_cache:
         raise ValueError("use_cache=False: assisted decoding rolls the target's cache back, leave use_cache on")
     cache = model_kwargs.get("past_key_values")
@@ -183,3 +197,26 @@ def check_target(model: PreTrainedModel, input_ids: Tensor, generation_config, m
         raise ValueError(
             "a static cache cannot be rolled back: leave cache_implementation out, or pass a DynamicCache"
         )
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"past_key_values holds {cache.get_seq_length()} tokens already, which the loop would read again: "
+            "leave it out and give the whole text as input_ids"
+        )
+
+
+def check_processors(processors: LogitsProcessorList) -> None:
+    """Raises `ValueError` for a logits processor that is known to keep state, which drafted tokens would disturb."""
+    for processor in processors:
+        classes = type(processor).__mro__
+        packages = {c.__module__.partition(".")[0] for c in classes}
+        if STATEFUL_PROCESSORS & {c.__name__ for c in classes} or STATEFUL_PACKAGES & packages:
+            raise ValueError(
+                f"the logits processor {type(processor).__name__} keeps state from call to call, which drafted tokens "
+                "would disturb: leave out what asks for it (watermarking_config, guidance_scale, a grammar) or decode "
+                "without candidate_generator"
+            )
+
+
+def is_prompt_tuned(model: Any) -> bool:
+    """Whether `model` is a `PeftModel` whose active adapter puts virtual tokens before the text."""
+    return isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning

@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PretrainedConfig, PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
-from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model_signature, token_features
 from .acceptance.layer import Listener
-from .assisted_decoding import assisted_decoding
+from .assisted_decoding import assisted_decoding, is_prompt_tuned
 from .calibration import stored_calibration
 from .decoding import draw_tokens
 from .stopping import DraftedToken, Round, RunningCosts, StoppingConfig, StoppingRule
@@ -45,6 +44,9 @@ class SpecDecPP(AssistedCandidateGenerator):
     the next one, which is drawn; the head judges it, or, if it reads the state after a token, the one before; then the
     rule decides whether another follows. A drawn token is always submitted, which is what keeps sampling exact.
 
+    Logits processors must be functions of ids and scores: they are called for drafted tokens, and again where the
+    target verifies them. One that counts its calls, say, changes the output; those known to keep state are refused.
+
     Args:
         assistant_model (`PreTrainedModel` or `PeftModel`): the draft, with an active acceptance head if the rule asks
             one.
@@ -57,7 +59,8 @@ class SpecDecPP(AssistedCandidateGenerator):
     Raises:
         TypeError: if the draft is missing or no causal language model of transformers.
         ValueError: if the rule asks a head and none is active on the draft, if the head is for another pair, if the
-            vocabularies differ, if the batch has more than one row, or for a setting that SpecDec++ cannot honour.
+            vocabularies differ, if the draft is prompt-tuned, if the batch has more than one row, or for a setting
+            that SpecDec++ cannot honour.
     """
 
     def __init__(
@@ -72,6 +75,11 @@ class SpecDecPP(AssistedCandidateGenerator):
         streamer: BaseStreamer | None = None,
         target_config: PretrainedConfig | None = None,
     ):
+        if is_prompt_tuned(assistant_model):
+            raise ValueError(
+                "the draft is tuned by virtual tokens (prompt or prefix tuning), which SpecDecPP cannot serve: give "
+                "its base model, or a draft with an adapter that changes weights, such as LoRA"
+            )
         if isinstance(assistant_model, PeftModel):
             assistant_model = assistant_model.get_base_model()
         if not isinstance(assistant_model, PreTrainedModel):
@@ -127,9 +135,6 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.draft_seconds = self.drafted_until = 0.0
         self.is_first_round = True  # it reads the prompt, so its times are not those of a round
         self.processors = LogitsProcessorList() if logits_processor is None else logits_processor
-        for processor in self.processors:
-            if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
-                raise ValueError("guidance_scale keeps a cache of its own that drafting would disturb: leave it out")
         self.do_sample = generation_config.do_sample
         if self.judge and self.do_sample != self.head_config.decoding["do_sample"]:
             trained, used = ("greedy", "sampling") if self.do_sample else ("sampling", "greedy")
@@ -151,14 +156,13 @@ class SpecDecPP(AssistedCandidateGenerator):
 
     def _new_rule(self, length: int, target_config: PretrainedConfig | None) -> StoppingRule:
         """The rule of this generation, from a prompt of `length` tokens; one that counts seconds is told the costs."""
+        self.running = None
         if not self.settings.needs_seconds:
             return self.settings.new_rule()
-        running = _running_costs.setdefault(self.assistant_model, {})
+        pairs = _running_costs.setdefault(self.assistant_model, {})
+        self.running = pairs.setdefault(target_config and model_signature(target_config), RunningCosts())
         stored = stored_calibration(target_config, self.assistant_model)
-        return self.settings.new_rule(
-            running.setdefault(target_config and model_signature(target_config), RunningCosts()),
-            stored and stored.at(length),
-        )
+        return self.settings.new_rule(self.running, stored and stored.at(length))
 
     def follow(self, rule: StoppingRule) -> None:
         """Drafts by `rule` from now on."""
@@ -224,9 +228,7 @@ class SpecDecPP(AssistedCandidateGenerator):
             if self.drafted or not late:
                 acceptance_logits = self.judge.acceptance_logits(listener.hidden_states[:, -1:], judged)
                 facts["acceptance"] = torch.sigmoid(acceptance_logits[0, 0])
-        # Rounded, so that equal situations look equal although passes of other shapes end in other last bits: a rule
-        # may compare with a value that it saw before.
-        values = {n: round(v, 5) for n, v in zip(facts, torch.stack(list(facts.values())).tolist(), strict=True)}
+        values = dict(zip(facts, torch.stack(list(facts.values())).tolist(), strict=True))
         ended = bool(values.pop("ended"))
         if late and self.drafted:
             self.drafted[-1] = replace(self.drafted[-1], acceptance=values.pop("acceptance"))
@@ -248,6 +250,8 @@ class SpecDecPP(AssistedCandidateGenerator):
             seconds = {
                 "draft_seconds": self.draft_seconds, "target_seconds": time.perf_counter() - self.drafted_until,
             }  # fmt: skip
+            if self.running is not None:
+                self.running.add(len(self.drafted), *seconds.values())
         self.is_first_round = False
         cut = self.stop_reason in ("end_of_sequence", "max_length")
         self.rule.end(Round(self.drafted, min(int(num_matches), len(self.drafted)), censored=cut, **seconds))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from transformers.generation.candidate_generator import CandidateGenerator
 
-_active: ContextVar[GenerationStatistics | None] = ContextVar("generation_statistics", default=None)
+_active: ContextVar[tuple[GenerationStatistics, ...]] = ContextVar("generation_statistics", default=())
 
 
 @dataclass
@@ -41,6 +41,7 @@ class GenerationStatistics:
     stop_reasons: Counter = field(default_factory=Counter)
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    _newest = 0, 0  # tokens of the newest round, and how many of them were drafted; not annotated, so no field
 
     @property
     def discarded(self) -> int:
@@ -100,11 +101,21 @@ class GenerationStatistics:
             self.accepted += accepted
             self.drafted_at.update(range(1, len(drafted_ids) + 1))
             self.accepted_at.update(range(1, accepted + 1))
+            self._newest = len(new_ids), accepted
             self.stop_reasons[getattr(generator, "stop_reason", None) or "not said"] += 1
             return update(input_ids, scores, num_matches)
 
         generator.get_candidates = timed_get_candidates
         generator.update_candidate_strategy = timed_update
+
+    def trim(self, count: int) -> None:
+        """Takes the last `count` tokens of the newest round out again: a stop string ended the output before them."""
+        tokens, accepted = self._newest
+        kept = min(accepted, tokens - count)
+        self._newest = tokens - count, kept
+        self.tokens -= count
+        self.accepted -= accepted - kept
+        self.accepted_at -= Counter(range(kept + 1, accepted + 1))
 
     def __str__(self) -> str:
         if not self.rounds:
@@ -133,16 +144,17 @@ class GenerationStatistics:
 def collect_stats() -> Iterator[GenerationStatistics]:
     """Counts what assisted decoding does inside the block, in this thread; outside such a block nothing is counted.
 
-    It covers generations with `candidate_generator=` or `custom_generate=SpecDecPP(...)`.
+    It covers generations with `candidate_generator=` or `custom_generate=SpecDecPP(...)`. Blocks nest: each counts all
+    that happens inside it.
     """
     statistics = GenerationStatistics()
-    token = _active.set(statistics)
+    token = _active.set((*_active.get(), statistics))
     try:
         yield statistics
     finally:
         _active.reset(token)
 
 
-def active_statistics() -> GenerationStatistics | None:
-    """The statistics of the innermost `collect_stats` block of this thread."""
+def active_statistics() -> tuple[GenerationStatistics, ...]:
+    """The statistics of all `collect_stats` blocks around this point in this thread, the outermost first."""
     return _active.get()

@@ -213,7 +213,7 @@ def record_trace(
             *_, followed_steps, ends = steps.bool().unbind(-1)
             count = int(ends.int().argmax()) + 1 if ends.any() else max_draft_length
             facts = steps[:count].tolist()
-            tokens = [DraftedToken(n, round(p, 5), round(e, 5)) for n, (p, e, *_) in enumerate(facts, start=1)]
+            tokens = [DraftedToken(n, p, e) for n, (p, e, *_) in enumerate(facts, start=1)]
             drafts.append(Draft(tokens, int(followed_steps[:count].sum()), bool(ends.any())))
             if head is not None:
                 kept += [state[number] for state in found_states[:count]]
@@ -253,7 +253,7 @@ def judged(trace: Trace, states: Tensor, head: AcceptanceHead, config: Acceptanc
         own = probabilities[first : first + len(draft.tokens)]
         first += len(draft.tokens)
         pairs = zip(draft.tokens, [*own[:-1], None] if late else own, strict=True)
-        new = [replace(token, acceptance=p if p is None else round(p, 5)) for token, p in pairs]
+        new = [replace(token, acceptance=p) for token, p in pairs]
         drafts.append(replace(draft, tokens=new))
     return replace(trace, drafts=drafts, judged_late=late)
 

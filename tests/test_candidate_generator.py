@@ -3,8 +3,18 @@ import math
 
 import pytest
 import torch
-from conftest import VOCAB, prompt, similar_draft, tiny_model, with_head
-from transformers import GenerationConfig, StaticCache, T5Config, T5ForConditionalGeneration
+from conftest import HIDDEN, VOCAB, prompt, similar_draft, tiny_model, with_head
+from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StaticCache,
+    SynthIDTextWatermarkingConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, candidate_generator, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
@@ -16,6 +26,18 @@ def generate(target, draft, ids=None, **kwargs):
     return target.generate(
         prompt() if ids is None else ids, assistant_model=draft, candidate_generator=SpecDecPP, **settings
     )
+
+
+class GrammarProcessor(LogitsProcessor):
+    """Stands for one of a package that follows a grammar, a token a call."""
+
+    __module__ = "xgrammar.contrib.hf"
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+SYNTHID = SynthIDTextWatermarkingConfig(keys=[654, 400, 836], ngram_len=3)
 
 
 def candidates(draft, ids, settings, max_length=200):
@@ -110,6 +132,9 @@ def test_num_assistant_tokens_is_honoured(target, draft):
         ({"use_cache": False}, "use_cache"),
         ({"cache_implementation": "static"}, "static cache"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
+        ({"watermarking_config": SYNTHID}, "SynthIDTextWatermarkLogitsProcessor keeps state from call to call"),
+        ({"logits_processor": LogitsProcessorList([GrammarProcessor()])}, "GrammarProcessor keeps state"),
+        ({"inputs_embeds": torch.zeros(1, 7, HIDDEN)}, "came as inputs_embeds, which the draft cannot read"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(target, draft, setting, message):
@@ -121,6 +146,39 @@ def test_a_static_cache_object_is_refused(target, draft):
     cache = StaticCache(config=target.config, max_cache_len=64)
     with pytest.raises(ValueError, match="static cache cannot be rolled back"):
         generate(target, draft, past_key_values=cache)
+
+
+def test_a_cache_that_holds_a_prefix_is_refused_and_an_empty_one_serves(target, draft):
+    """The loop would read the prefix a second time, after itself."""
+    prefix = target(prompt()[:, :5], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values holds 5 tokens already"):
+        generate(target, draft, past_key_values=prefix)
+    plain = target.generate(prompt(), max_new_tokens=24, do_sample=False)
+    assert generate(target, draft, past_key_values=DynamicCache()).tolist() == plain.tolist()
+
+
+def test_embeddings_alone_are_refused(target, draft):
+    with pytest.raises(ValueError, match="came as inputs_embeds, which the draft cannot read"):
+        target.generate(
+            inputs_embeds=torch.zeros(1, 7, HIDDEN), assistant_model=draft, candidate_generator=SpecDecPP,
+            max_new_tokens=5,
+        )  # fmt: skip
+
+
+def test_a_grammar_that_is_a_function_of_the_ids_serves(target, draft):
+    settings = {"prefix_allowed_tokens_fn": lambda batch, ids: [4 + int(ids[-1]) % 7, 20, 21 + len(ids) % 3]}
+    plain = target.generate(prompt(), max_new_tokens=24, do_sample=False, **settings)
+    assert generate(target, draft, **settings).tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("tuning", (PromptTuningConfig, PrefixTuningConfig))
+def test_prompt_tuned_models_are_refused(target, draft, tuning):
+    """Their virtual tokens are in no `input_ids`; a draft used to lose them without a word."""
+    tuned = get_peft_model(copy.deepcopy(target), tuning(num_virtual_tokens=3, task_type="CAUSAL_LM"))
+    with pytest.raises(ValueError, match="the target, a LlamaForCausalLM, is tuned by virtual tokens"):
+        tuned.generate(input_ids=prompt(), assistant_model=draft, candidate_generator=SpecDecPP, max_new_tokens=5)
+    with pytest.raises(ValueError, match="the draft is tuned by virtual tokens"):
+        generate(target, tuned, stopping_config=StoppingConfig(rule="svip"))
 
 
 def test_a_batch_is_refused(target, draft):
@@ -197,6 +255,32 @@ def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
     costs = candidate_generator._running_costs[draft.get_base_model()]
     (running,) = costs.values()
     assert running.rounds > measured[1] and running.profile() is not None
+
+
+def test_rules_of_one_generation_learn_its_costs_once(target, draft):
+    rules = [{"rule": "goodput"}, {"rule": "drop-in"}]
+    with collect_stats() as stats:
+        generate(target, draft, stopping_config=StoppingConfig(rule="any", settings={"rules": rules}))
+    (running,) = candidate_generator._running_costs[draft.get_base_model()].values()
+    assert running.profile() is not None
+    assert running.rounds == stats.rounds - 1 - stats.stop_reasons["no_room"]  # the first reads the prompt
+
+
+def test_all_stops_for_a_rule_that_caps(target, draft):
+    rules = [{"rule": "fixed", "settings": {"length": 2}}, {"rule": "svip", "threshold": 0.0}]
+    with collect_stats() as stats:
+        generate(target, draft, stopping_config=StoppingConfig(rule="all", settings={"rules": rules}))
+    assert max(stats.drafted_at) == 2
+
+
+def test_rules_see_that_a_draft_is_not_certain(target, draft):
+    """Rounding to 5 digits used to make a probability above 0.999995 one."""
+    generator, _ = candidates(draft, prompt(), StoppingConfig(rule="cumulative-confidence", threshold=1.0))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 7] = 19.0
+    generator.drafted = []
+    generator._see(torch.tensor([[7]]), logits, logits, None)
+    assert 0.999995 < generator.drafted[0].probability < 1
 
 
 def test_a_draft_whose_head_is_switched_off_is_refused(target, draft):

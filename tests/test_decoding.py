@@ -1,7 +1,9 @@
+import math
+
 import pytest
 import torch
 
-from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.decoding import Decoding, draw_beside, draw_tokens
 
 
 def test_the_modes_are_those_of_generate(target):
@@ -27,3 +29,36 @@ def test_draws_follow_the_distribution_and_greedy_takes_the_likeliest():
 def test_impossible_warpers_are_refused(setting):
     with pytest.raises(ValueError, match="temperature must be above 0"):
         Decoding(True, **setting)
+
+
+@pytest.mark.parametrize("bad", ([0.0, 0.0, 0.0], [0.5, math.nan, 0.5], [0.5, math.inf, 0.5]))
+def test_a_row_that_no_token_can_be_drawn_from_is_refused(bad):
+    """It used to be the id after the last of the vocabulary."""
+    with pytest.raises(ValueError, match="NaN, infinite or all 0"):
+        draw_tokens(torch.tensor([[0.5, 0.25, 0.25], bad]))
+
+
+def test_distributions_that_differ_by_rounding_leave_a_token_to_draw():
+    p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 0.5]])  # no residual, however q lost its mass
+    assert draw_beside(q, p, torch.tensor([0])).tolist() == [1]
+
+
+class OnMPS(torch.Tensor):
+    """A tensor that has no double precision, as on Apple's GPUs."""
+
+    device = torch.device("mps")
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if (kwargs or {}).get("dtype") == torch.double:
+            raise TypeError("MPS has no float64")
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_drawing_needs_no_double_precision_on_mps():
+    probabilities = torch.tensor([0.7, 0.0, 0.3]).expand(4000, 3).as_subclass(OnMPS)
+    drawn = draw_tokens(probabilities, torch.Generator().manual_seed(0)).as_subclass(torch.Tensor)
+    assert drawn.shape == (4000, 1)
+    torch.testing.assert_close(
+        drawn[:, 0].bincount(minlength=3) / 4000, torch.tensor([0.7, 0.0, 0.3]), atol=0.03, rtol=0
+    )

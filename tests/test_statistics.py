@@ -62,14 +62,43 @@ def test_the_identities_of_the_paper_hold_in_a_real_run(target, draft):
     assert f"tokens generated        {stats.tokens}" in text and "verification rate" in text
 
 
+def test_tokens_that_a_stop_string_trims_are_not_counted(target, draft, tokenizer):
+    ours = {
+        "max_new_tokens": 30, "do_sample": False, "assistant_model": draft, "candidate_generator": SpecDecPP,
+        "stopping_config": StoppingConfig(1.0, max_draft_length=8), "tokenizer": tokenizer,
+    }  # fmt: skip
+    text = tokenizer.decode(target.generate(prompt(), **ours)[0, 7:])
+    trimmed = 0
+    for position in range(1, len(text) - 1):
+        with collect_stats() as outer, collect_stats() as stats:
+            output = target.generate(prompt(), **ours, stop_strings=[text[position : position + 2]])
+        assert stats.tokens == output.shape[1] - 7
+        assert 0 <= stats.tokens - stats.accepted <= stats.rounds and sum(stats.accepted_at.values()) == stats.accepted
+        assert (outer.tokens, outer.accepted) == (stats.tokens, stats.accepted)
+        trimmed += stats.tokens - stats.accepted < stats.rounds
+    assert trimmed > 3
+
+
+def test_an_accepted_token_that_is_trimmed_is_discarded():
+    stats = GenerationStatistics()
+    generator = Script([[5, 6, 7]])
+    stats.watch(generator)
+    generator.get_candidates(torch.tensor([[1]]))
+    generator.update_candidate_strategy(torch.tensor([[1, 5, 6, 7, 8]]), None, 3)
+    stats.trim(2)  # 7 and 8
+    assert (stats.tokens, stats.drafted, stats.accepted, stats.discarded) == (2, 3, 2, 1)
+    assert stats.acceptance_by_position == {1: 1.0, 2: 1.0, 3: 0.0}
+
+
 def test_nothing_is_counted_outside_a_block_and_blocks_nest(target, draft):
     ours = {"max_new_tokens": 6, "assistant_model": draft, "candidate_generator": SpecDecPP}
-    assert active_statistics() is None
+    assert active_statistics() == ()
     with collect_stats() as outer:
         target.generate(prompt(), **ours)
         before = outer.rounds
+        assert before > 0
         with collect_stats() as inner:
             target.generate(prompt(), **ours)
     target.generate(prompt(), **ours)
-    assert inner.rounds > 0 and outer.rounds == before
+    assert inner.rounds > 0 and outer.rounds == before + inner.rounds and outer.tokens == 12
     assert "no assisted decoding was counted: give generate candidate_generator=" in str(GenerationStatistics())

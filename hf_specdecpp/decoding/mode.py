@@ -71,11 +71,23 @@ def draw_tokens(probabilities: Tensor, generator: torch.Generator | None = None)
     """One token for each row of `probabilities`, (n, vocab_size) -> (n, 1), by inversion of the cumulative sum.
 
     On a CPU it takes a tenth of the time of `torch.multinomial`, which draws a random number for every word of the
-    vocabulary. Double precision keeps the probability of the rarest words right.
+    vocabulary. Double precision keeps the probability of the rarest words right; Apple's MPS has none.
+
+    Raises:
+        ValueError: for a row that has no mass, or holds NaN or infinity.
     """
-    cumulative = probabilities.cumsum(-1, dtype=torch.double)
+    on_mps = probabilities.device.type == "mps"
+    cumulative = probabilities.cumsum(-1, dtype=torch.float if on_mps else torch.double)
+    total = cumulative[:, -1:]
+    if not ((total > 0) & total.isfinite()).all():
+        raise ValueError(
+            "no token can be drawn from probabilities that are NaN, infinite or all 0: look for overflow in the "
+            "model's logits (float16 overflows soonest) and for logits processors that rule out every token it knows"
+        )
+    if on_mps:
+        return torch.multinomial(probabilities, 1, generator=generator)
     level = torch.rand(len(probabilities), 1, dtype=torch.double, device=probabilities.device, generator=generator)
-    return torch.searchsorted(cumulative, level * cumulative[:, -1:], right=True)
+    return torch.searchsorted(cumulative, level * total, right=True)
 
 
 def draw_beside(q: Tensor, p: Tensor, target_ids: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -98,6 +110,8 @@ def draw_beside(q: Tensor, p: Tensor, target_ids: Tensor, generator: torch.Gener
     level = torch.rand(x.shape, device=q.device, generator=generator)
     possible = p.gather(-1, x)
     drawn, other = x.clone(), (level * possible >= q.gather(-1, x)).squeeze(-1)
-    residual = torch.where(possible[other] > 0, (q[other] - p[other]).clamp(min=0), q[other])
-    drawn[other] = draw_tokens(residual, generator)
+    residual = (q[other] - p[other]).clamp(min=0)
+    # Rounding may leave nothing of the residual of distributions that are as good as equal.
+    has_residual = (possible[other] > 0) & (residual.sum(-1, keepdim=True) > 0)
+    drawn[other] = draw_tokens(torch.where(has_residual, residual, q[other]), generator)
     return drawn.squeeze(-1)

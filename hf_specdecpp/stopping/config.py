@@ -129,8 +129,9 @@ class StoppingConfig:
         """The rule of filled settings, for one generation.
 
         Args:
-            running (`RunningCosts`, *optional*), costs (`CostProfile`, *optional*): what the pair cost in earlier
-                generations, and when it was calibrated, for rules that count seconds and whose settings name no costs.
+            running (`RunningCosts`, *optional*), costs (`CostProfile`, *optional*): what the pair cost so far, and
+                when it was calibrated, for rules that count seconds and whose settings name no costs. The caller adds
+                each round to `running`, before the rule's `end`.
         """
         rule = make_rule(self.rule, self.threshold, self.settings, running, costs)
         return Bounded(rule, self.min_draft_length, self.max_draft_length)

@@ -65,7 +65,7 @@ class CostAware(TimedRule):
 
     Args:
         costs (`CostProfile`, *optional*): left out, the rule measures in its first rounds.
-        running (`RunningCosts`, *optional*): what earlier generations of the pair measured; shared and added to.
+        running (`RunningCosts`, *optional*): what the pair cost so far, see `TimedRule`.
         mean_acceptance (`float`): the acceptance expected before any round, in [0, 1].
         uses_head (`bool`): ask the head, and weigh its word against the draft's own probability, calibrated as the
             generation runs, by how well each predicted so far; else the latter alone.

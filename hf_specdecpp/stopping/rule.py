@@ -87,13 +87,15 @@ class TimedRule(StoppingRule):
 
     Args:
         costs (`CostProfile`, *optional*): what a round costs; nothing is learned then.
-        running (`RunningCosts`, *optional*): what earlier generations of the pair measured; shared and added to.
+        running (`RunningCosts`, *optional*): what the pair cost so far. Rules may share it, so whoever gives it adds
+            the rounds.
     """
 
     needs = frozenset({"seconds"})
 
     def __init__(self, costs: CostProfile | None = None, running: RunningCosts | None = None):
         self.costs = costs
+        self.learns = costs is None and running is None
         self.running = RunningCosts() if running is None else running
 
     def current_costs(self) -> CostProfile | None:
@@ -101,5 +103,5 @@ class TimedRule(StoppingRule):
         return self.costs or self.running.profile()
 
     def end(self, round: Round) -> None:
-        if self.costs is None and round.target_seconds is not None:
+        if self.learns and round.target_seconds is not None:
             self.running.add(len(round.drafted), round.draft_seconds or 0.0, round.target_seconds)

@@ -7,6 +7,7 @@ published rule would take the token back (none here does), sampling would be bia
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
@@ -49,35 +50,48 @@ class Confidence(StoppingRule):
     """transformers' `assistant_confidence_threshold`: stop once the draft gave a drawn token less than `threshold`.
 
     With `adapt`, as transformers does where scikit-learn is installed, the threshold minimises after each round
-    `false positive rate + 3 x false negative rate` over all verified tokens of the generation.
+    `false positive rate + 3 x false negative rate` over the last 1,000 verified tokens of the generation (in
+    transformers over all, so that its rounds grow slower and slower).
     """
 
     needs = frozenset({"probability"})
     reason = "confidence"
+    window: ClassVar[int] = 1000
 
     def __init__(self, threshold: float = 0.4, adapt: bool = True):
         self.threshold, self.adapt = threshold, adapt
-        self.seen: list[tuple[float, bool]] = []
+        self.seen: deque[tuple[float, bool]] = deque()
+        self.ordered: list[tuple[float, bool]] = []  # the same, the least probable first
 
     def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        return drafted[-1].probability >= self.threshold
+        return self._rounded(drafted[-1]) >= self.threshold
 
     def end(self, round: Round) -> None:
-        verified = round.drafted[: round.accepted + 1]
-        self.seen += [(token.probability, token.position <= round.accepted) for token in verified]
-        positives = sum(accepted for _, accepted in self.seen)
-        negatives = len(self.seen) - positives
-        if not self.adapt or len(self.seen) <= 5 or not positives or not negatives:
+        if not self.adapt:
             return
-        best, true, false = math.inf, 0, 0
-        ordered = sorted(self.seen, key=lambda item: -item[0])
-        for i, (probability, accepted) in enumerate(ordered):
-            true, false = true + accepted, false + (not accepted)
-            if i + 1 < len(ordered) and ordered[i + 1][0] == probability:
-                continue  # the threshold takes in all equal probabilities
-            cost = false / negatives + 3 * (1 - true / positives)
-            if cost < best - 1e-12:
-                best, self.threshold = cost, probability
+        for token in round.drafted[: round.accepted + 1]:
+            self._add(self._rounded(token), token.position <= round.accepted)
+        positives = sum(accepted for _, accepted in self.ordered)
+        negatives = len(self.ordered) - positives
+        if len(self.ordered) <= 5 or not positives or not negatives:
+            return
+        best, true, false = math.inf, positives, negatives  # of those that are at least as probable
+        for i, (probability, accepted) in enumerate(self.ordered):
+            if not i or self.ordered[i - 1][0] != probability:  # the threshold takes in all equal probabilities
+                cost = false / negatives + 3 * (1 - true / positives)
+                if cost < best + 1e-12:
+                    best, self.threshold = cost, probability
+            true, false = true - accepted, false - (not accepted)
+
+    def _rounded(self, token: DraftedToken) -> float:
+        """Equal situations must look equal, though passes of other shapes end in other last bits."""
+        return round(token.probability, 5)
+
+    def _add(self, probability: float, accepted: bool) -> None:
+        self.seen.append((probability, accepted))
+        insort(self.ordered, (probability, accepted))
+        if len(self.seen) > self.window:
+            del self.ordered[bisect_left(self.ordered, self.seen.popleft())]
 
 
 class SurvivalThreshold(StoppingRule):
@@ -280,13 +294,15 @@ class AllOf(AnyOf):
     """Stops once all of `rules` would have."""
 
     def begin(self) -> int | None:
-        caps = [rule.begin() for rule in self.rules]
+        self.caps = [rule.begin() for rule in self.rules]
         self.stopped = [False] * len(self.rules)
-        return None if None in caps else max(caps)
+        return None if None in self.caps else max(self.caps)
 
     def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
+        parts = zip(self.stopped, self.caps, self.rules, strict=True)
         self.stopped = [
-            stopped or not rule.goes_on(drafted) for stopped, rule in zip(self.stopped, self.rules, strict=True)
+            stopped or (cap is not None and len(drafted) >= cap) or not rule.goes_on(drafted)
+            for stopped, cap, rule in parts
         ]
         return not all(self.stopped)
 

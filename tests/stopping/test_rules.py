@@ -2,10 +2,11 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
-from hf_specdecpp.stopping import CostProfile, DraftedToken, Round
+from hf_specdecpp.stopping import CostProfile, DraftedToken, Round, RunningCosts
 from hf_specdecpp.stopping.rules import (
     AcceptanceThreshold,
     AdaEDL,
@@ -30,7 +31,9 @@ def some_rounds(count: int = 200, seed: int = 0) -> list[tuple[list[DraftedToken
     rounds = []
     for _ in range(count):
         acceptances = [r.random() ** 0.3 for _ in range(MOST)]
-        tokens = [DraftedToken(k + 1, r.random() ** 0.4, 3 * r.random() ** 2, acceptances[k]) for k in range(MOST)]
+        tokens = [
+            DraftedToken(k + 1, round(r.random() ** 0.4, 5), 3 * r.random() ** 2, acceptances[k]) for k in range(MOST)
+        ]
         coins = [r.random() < p for p in acceptances]
         rounds.append((tokens, coins.index(False) if False in coins else MOST))
     return rounds
@@ -130,6 +133,24 @@ def test_the_adapted_confidence_threshold_has_the_least_cost_over_what_was_seen(
     assert rule.threshold != 0.4
 
 
+def test_the_adapted_confidence_threshold_forgets_what_is_long_ago():
+    """What a round costs must not grow with the text; and the threshold is that of the newest tokens alone."""
+    rounds = [Round(tokens, min(acceptable, MOST)) for tokens, acceptable in some_rounds(900)]
+    rule, young = Confidence(), Confidence()
+    for each in rounds:
+        rule.end(each)
+    assert len(rule.seen) == len(rule.ordered) == rule.window and sorted(rule.seen) == rule.ordered
+    tokens = [(t, t.position <= r.accepted) for r in rounds for t in r.drafted[: r.accepted + 1]][-rule.window :]
+    for token, accepted in tokens:
+        young.end(Round([replace(token, position=1)], int(accepted)))
+    assert rule.threshold == young.threshold
+
+
+def test_confidence_takes_values_that_differ_in_last_bits_for_equal():
+    rule = Confidence(0.7)
+    assert rule.goes_on([DraftedToken(1, 0.699999)]) and not rule.goes_on([DraftedToken(1, 0.69999)])
+
+
 def test_goodput_has_the_most_expected_tokens_a_second():
     costs = CostProfile(0.1, (1.0, 1.02, 1.04))
     for acceptance in (0.05, 0.3, 0.6, 0.9):
@@ -184,3 +205,24 @@ def test_combinations_stop_at_the_first_and_at_the_last():
     assert lengths(AllOf(EntropyBound(), CumulativeConfidence(0.5)), rounds) == [max(p) for p in pairs]
     assert AnyOf(FixedLength(3), EntropyBound()).begin() == 3
     assert AllOf(FixedLength(3), FixedLength(5)).begin() == 5
+
+
+def test_all_of_counts_a_rule_that_caps_as_stopped_at_its_cap():
+    """It used to go on for ever, since such a rule never says stop."""
+    rounds = some_rounds()
+    own = lengths(EntropyBound(), rounds)
+    for cap in (1, 4):
+        assert lengths(AllOf(FixedLength(cap), EntropyBound()), rounds) == [max(k, cap) for k in own]
+    assert lengths(AllOf(EntropyBound(), FixedLength(4), FixedLength(2)), rounds) == [max(k, 4) for k in own]
+
+
+def test_rules_that_share_their_costs_learn_them():
+    """Each used to add the round, so the count that exploration goes by was always even."""
+    running = RunningCosts()
+    rule = AnyOf(Goodput(running=running), DropIn(running=running))
+    caps = []
+    for _ in range(3):
+        caps.append(rule.begin())
+        running.add(caps[-1], 0.1 * caps[-1], 1.0)
+        rule.end(Round([DraftedToken(i + 1) for i in range(caps[-1])], 0, False, 0.1 * caps[-1], 1.0))
+    assert caps[:2] == [4, 0] and running.rounds == 3 and running.profile() is not None
