@@ -4,7 +4,8 @@ from .config import RULES, StoppingConfig
 from .cost_aware import CostAware
 from .costs import CostProfile, RunningCosts
 from .plan import Plan
-from .rule import DraftedToken, Round, StoppingRule
+from .round import DraftedToken, Round, Scope
+from .rule import StoppingRule
 
 __all__ = [
     "RULES",
@@ -14,6 +15,7 @@ __all__ = [
     "Plan",
     "Round",
     "RunningCosts",
+    "Scope",
     "StoppingConfig",
     "StoppingRule",
 ]

@@ -15,11 +15,14 @@ Assumptions: rounds are alike in the long run, costs depend on lengths alone, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
-from .rule import DraftedToken, Round, TimedRule
+from .forest import Forest
+from .plan import Plan
+from .round import DraftedToken, Round, Scope
+from .rule import ONE_TEXT, TimedRule
 
 
 class RunningAcceptance:
@@ -45,11 +48,14 @@ class RunningAcceptance:
             count[0] = self.fading * count[0] + accepted
             count[1] = self.fading * count[1] + 1
 
+    @property
+    def mean(self) -> float:
+        return self.overall[0] / self.overall[1]
+
     def at(self, position: int) -> float:
         """The probability that a token is accepted there, all before it having been."""
-        mean = self.overall[0] / self.overall[1]
         accepted, seen = self.places.get(position, (0.0, 0.0))
-        return (accepted + self.prior * mean) / (seen + self.prior)
+        return (accepted + self.prior * self.mean) / (seen + self.prior)
 
     def given(self, probability: float) -> float:
         """The probability that a token is accepted to which the draft gave `probability`."""
@@ -90,28 +96,31 @@ class CostAware(TimedRule):
         self.needs = frozenset({"probability", "seconds"} | ({"acceptance"} if uses_head else set()))
         self.uses_head, self.horizon, self.max_length = uses_head, horizon, max_length
         self.acceptance = RunningAcceptance(mean_acceptance)
+        # Of second, third and fourth choices: about half of what is left each time.
+        self.others = [RunningAcceptance((1 - mean_acceptance) / 2**rank) for rank in (1, 2, 3)]
         self.known: CostProfile | None = None
-        self.tokens = self.seconds = 0.0
+        self.tokens = self.steps = 0.0  # of a text, and of rounds, in steps of plain decoding
+        self.rows = 1
         self.idle = 0
         self.head_loss = self.own_loss = 0.0
 
     @property
     def throughput(self) -> float:
-        """Tokens a second of rounds that draft, in the long run."""
-        return self.tokens / self.seconds
+        """Tokens a second of rounds that draft, in the long run, of all texts together."""
+        return self.rows * self.tokens / (self.steps * self.known.verification(1))
 
     def expect(self, rounds: float = 8.0) -> None:
         """Begins the long run with what the best fixed length should do, worth so many rounds of experience."""
-        tokens, seconds = max(self.fixed_lengths(), key=lambda reward: reward[0] / reward[1])
-        self.tokens, self.seconds = rounds * tokens, rounds * seconds
+        tokens, steps = max(self.fixed_lengths(), key=lambda reward: reward[0] / reward[1])
+        self.tokens, self.steps = rounds * tokens, rounds * steps
 
     def fixed_lengths(self) -> Iterator[tuple[float, float]]:
-        """Expected tokens and seconds of a round that drafts 1, 2, ... tokens whatever they are."""
+        """Of a round that drafts 1, 2, ... tokens whatever they are: expected tokens of a text, and time in steps."""
         survival, tokens = 1.0, 1.0
         for length in range(1, self.max_length + 1):
             survival *= self.acceptance.at(length)
             tokens += survival
-            yield tokens, self.known.round(length)
+            yield tokens, self.known.round(length) / self.known.verification(1)
 
     def balance(self, drafted: int, survival: float) -> float:
         """The best expected gain, in tokens, of drafting some more after `drafted` tokens."""
@@ -123,49 +132,84 @@ class CostAware(TimedRule):
             best = max(best, gained - self.throughput * added)
         return best
 
-    def begin(self) -> int | None:
-        self.known = self.current_costs()
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        self.known, self.rows = self.current_costs(scope.rows), scope.rows
         if self.known is None:
-            return (4, 0, 2)[self.running.rounds % 3]
-        if not self.seconds:
+            return Plan((4, 0, 2)[self.running.rounds(scope.rows) % 3], reason=self.reason, cap_reason=self.reason)
+        if not self.steps:
             self.expect()
-        step = self.known.verification(1)
-        if self.throughput >= 1 / step:
-            self.idle = 0
-            return self.max_length
-        # Speculation does not pay. Try again now and then, as often as loses a hundredth of the time.
-        self.idle += 1
-        loss = min(seconds / step - tokens for tokens, seconds in self.fixed_lengths())
-        if self.probing * self.idle < loss:
-            return 0
-        self.idle = 0
-        return self.max_length
+        if not self._pays():
+            return Plan(0, reason=self.reason, cap_reason=self.reason)
+        chain = Plan(
+            self.max_length, "survival", self.levels(), strict=True, factor=self.expected, reason=self.reason,
+            cap_reason=self.reason,
+        )  # fmt: skip
+        if scope.branches == 1 and scope.rows == 1:
+            return chain
+        return Forest(
+            **vars(chain) | {"branches": scope.branches}, value=self.throughput, costs=self.known,
+            ranked=self.ranked, horizon=self.horizon, max_nodes=scope.max_nodes, rows=scope.rows,
+        )  # fmt: skip
 
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        return self.known is None or self.balance(len(drafted), math.prod(map(self.expected, drafted))) > 0
+    def _pays(self) -> bool:
+        """Whether to draft in this round. Where it does not pay it is tried now and then, at a hundredth of the time."""
+        if self.tokens >= self.steps:
+            self.idle = 0
+            return True
+        self.idle += 1
+        if self.probing * self.idle < min(steps - tokens for tokens, steps in self.fixed_lengths()):
+            return False
+        self.idle = 0
+        return True
+
+    def levels(self) -> tuple[float, ...]:
+        """After `k` tokens drafting pays while their survival is above the `k`-th of these.
+
+        `balance` is positive iff for some `m` the survival times `sum_i prod_j a(k + j)`, the tokens that `m` more can be
+        expected to add, exceeds the value of their time.
+        """
+        found = []
+        for drafted in range(1, self.max_length + 1):
+            reach, gained, least = 1.0, 0.0, math.inf
+            for more in range(1, min(self.horizon, self.max_length - drafted) + 1):
+                reach *= self.acceptance.at(drafted + more)
+                gained += reach
+                added = self.known.round(drafted + more) - self.known.round(drafted)
+                if gained > 0:
+                    least = min(least, self.throughput * added / gained)
+            found.append(least)
+        return tuple(found)
+
+    def ranked(self, depth: int) -> list[float]:
+        """The probabilities that the first, second, ... token drafted behind an accepted one is accepted."""
+        return [self.acceptance.at(depth), *(rank.mean for rank in self.others)]
 
     def expected(self, token: DraftedToken) -> float:
         """The probability of acceptance, of two opinions weighted by Bayes' rule as two models of what was seen."""
+        if token.rank > 1:
+            return self._of_rank(token.rank).given(token.probability)
         own = self.acceptance.given(token.probability)
         if not self.uses_head or token.acceptance is None:
             return own
         weight = 1 / (1 + math.exp(min(self.head_loss - self.own_loss, 50.0)))
         return weight * token.acceptance + (1 - weight) * own
 
+    def _of_rank(self, rank: int) -> RunningAcceptance:
+        return self.acceptance if rank == 1 else self.others[min(rank - 2, len(self.others) - 1)]
+
     def end(self, round: Round) -> None:
         super().end(round)
-        for token in round.drafted[: round.accepted + 1]:
-            accepted = token.position <= round.accepted
+        for token, accepted in round.verified():
             if accepted or not round.censored:
-                if self.uses_head and token.acceptance is not None:
+                if token.rank == 1 and self.uses_head and token.acceptance is not None:
                     own = self.acceptance.given(token.probability)
                     self.head_loss = self.fading * self.head_loss + log_loss(token.acceptance, accepted)
                     self.own_loss = self.fading * self.own_loss + log_loss(own, accepted)
-                self.acceptance.add(token, accepted)
-        drafted = len(round.drafted)
-        if self.known is not None and drafted:
+                self._of_rank(token.rank).add(token, accepted)
+        if self.known is not None and round.passes:
             self.tokens = self.fading * self.tokens + round.accepted + 1
-            self.seconds = self.fading * self.seconds + self.known.round(drafted)
+            steps = self.known.round(round.passes, round.width) / self.known.verification(1)
+            self.steps = self.fading * self.steps + steps
 
 
 def log_loss(probability: float, accepted: bool) -> float:

@@ -6,6 +6,10 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .round import Round
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,19 @@ class CostProfile:
         slope = max(known[-1] - known[-2], 0.0) if len(known) > 1 else 0.0
         return known[-1] + (tokens - len(known)) * slope
 
-    def round(self, drafted: int) -> float:
-        """Seconds of a round that drafts so many tokens, 0 being plain decoding."""
-        return drafted * self.draft_seconds + self.verification(drafted + 1)
+    def round(self, drafted: int, width: int | None = None) -> float:
+        """Seconds of a round of so many passes of the draft, 0 being plain decoding.
+
+        Args:
+            width (`int`, *optional*): tokens that the target reads; left out, one more than passes, as for a chain.
+        """
+        return drafted * self.draft_seconds + self.verification(drafted + 1 if width is None else width)
 
 
 class RunningCosts:
     """Learns a `CostProfile` from the rounds of a run, by running medians, which one slow round does not move.
 
-    A round that reads a prompt is no step of decoding and must not be added.
+    Batches of different sizes cost differently, so each size has its own.
 
     Args:
         window (`int`): rounds remembered for each length.
@@ -56,30 +64,38 @@ class RunningCosts:
 
     def __init__(self, window: int = 32):
         self.window = window
-        self.draft: deque[float] = deque(maxlen=window)
-        self.verify: dict[int, deque[float]] = {}
+        self.draft: dict[int, deque[float]] = {}
+        self.verify: dict[int, dict[int, deque[float]]] = {}
 
-    def add(self, drafted: int, draft_seconds: float, target_seconds: float) -> None:
-        """One round."""
+    def hear(self, round: Round) -> None:
+        """Adds a round, unless its times are unknown or not those of a step of decoding."""
+        if round.target_seconds is not None and not round.reads_prompt:
+            self.add(round.passes, round.draft_seconds or 0.0, round.target_seconds, round.width, round.rows)
+
+    def add(
+        self, drafted: int, draft_seconds: float, target_seconds: float, width: int | None = None, rows: int = 1
+    ) -> None:
+        """One round of so many passes of the draft; see `CostProfile.round`."""
         if drafted:
-            self.draft.append(draft_seconds / drafted)
-        self.verify.setdefault(drafted + 1, deque(maxlen=self.window)).append(target_seconds)
+            self.draft.setdefault(rows, deque(maxlen=self.window)).append(draft_seconds / drafted)
+        lengths = self.verify.setdefault(rows, {})
+        lengths.setdefault(drafted + 1 if width is None else width, deque(maxlen=self.window)).append(target_seconds)
 
-    @property
-    def rounds(self) -> int:
-        """How many rounds are remembered."""
-        return sum(map(len, self.verify.values()))
+    def rounds(self, rows: int = 1) -> int:
+        """How many rounds of so many texts are remembered."""
+        return sum(map(len, self.verify.get(rows, {}).values()))
 
-    def profile(self) -> CostProfile | None:
+    def profile(self, rows: int = 1) -> CostProfile | None:
         """What is known so far; `None` before plain rounds and drafted ones were both seen.
 
         More tokens never cost less: medians that say so are pooled (isotonic regression by pooling adjacent
         violators, weighted by the number of rounds). Between measured lengths the costs are interpolated.
         """
-        if not self.draft or 1 not in self.verify:
+        verify = self.verify.get(rows, {})
+        if rows not in self.draft or 1 not in verify:
             return None
         pools: list[tuple[float, int, list[int]]] = []
-        for n, seconds in sorted(self.verify.items()):
+        for n, seconds in sorted(verify.items()):
             pool = (median(seconds), len(seconds), [n])
             while pools and pools[-1][0] >= pool[0]:
                 mean, weight, lengths = pools.pop()
@@ -90,4 +106,4 @@ class RunningCosts:
         costs = []
         for (a, s), (b, t) in pairwise(known):
             costs += [s + (t - s) * (n - a) / (b - a) for n in range(a, b)]
-        return CostProfile(median(self.draft), (*costs, known[-1][1]))
+        return CostProfile(median(self.draft[rows]), (*costs, known[-1][1]))

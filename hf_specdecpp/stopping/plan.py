@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .rule import DraftedToken
+from .round import DraftedToken
 
 if TYPE_CHECKING:
     from ..drafting.draft import Node

@@ -5,58 +5,13 @@ A rule sees plain numbers, so that the same object decides in `generate` and in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
+from .plan import Plan
+from .round import Round, Scope
 
-
-@dataclass(frozen=True)
-class DraftedToken:
-    """What a rule may see once a token was drawn. What the rule does not name in `needs` is not computed.
-
-    Attributes:
-        position (`int`): its place in the round, from 1.
-        probability (`float`, *optional*): the draft's, in the distribution that it was drawn from.
-        entropy (`float`, *optional*): of the draft's distribution at temperature 1, before any logits processor, nats.
-        acceptance (`float`, *optional*): the head's calibrated probability that the target accepts it, given that all
-            earlier ones are accepted. `None` until the head knows: one that reads the state after the token judges it
-            in the pass that draws the next.
-    """
-
-    position: int
-    probability: float | None = None
-    entropy: float | None = None
-    acceptance: float | None = None
-    rank: int = 1
-
-
-@dataclass(frozen=True)
-class Round:
-    """What happened in a round.
-
-    Attributes:
-        drafted (`list[DraftedToken]`): the tokens, as the rule saw them.
-        accepted (`int`): how many of them the target accepted.
-        censored (`bool`): the round was cut by the end of the sequence or its length, so its length says nothing.
-        draft_seconds (`float`, *optional*), target_seconds (`float`, *optional*): time in drafting all, and in the
-            target's pass with its bookkeeping.
-    """
-
-    drafted: list[DraftedToken]
-    accepted: int
-    censored: bool = False
-    draft_seconds: float | None = None
-    target_seconds: float | None = None
-    parents: list[int] | None = None
-    path: list[int] | None = None
-    new_tokens: int | None = None
-    rows: int = 1
-    passes: int = 0
-    width: int = 1
-    reads_prompt: bool = False
-    stop_reason: str | None = None
+ONE_TEXT = Scope()
 
 
 class StoppingRule:
@@ -64,19 +19,17 @@ class StoppingRule:
 
     Attributes:
         needs (`frozenset[str]`): fields of `DraftedToken`, and `"seconds"` of `Round`, that the rule reads.
+        shared (`bool`): one rule serves all texts of a batch, since what it weighs is the batch's.
         reason (`str`): why the rule ended a round, for `collect_stats`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     reason: ClassVar[str] = "rule"
+    shared: ClassVar[bool] = False
 
-    def begin(self) -> int | None:
-        """The most tokens that this round may draft; 0 is plain decoding, `None` no bound of the rule's own."""
-        return None
-
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        """Whether to draw another token after those `drafted` in this round, which are submitted either way."""
-        return True
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        """The decision for the next round."""
+        return Plan(reason=self.reason)
 
     def end(self, round: Round) -> None:
         """Learns from a finished round."""
@@ -92,16 +45,17 @@ class TimedRule(StoppingRule):
     """
 
     needs = frozenset({"seconds"})
+    shared = True
 
     def __init__(self, costs: CostProfile | None = None, running: RunningCosts | None = None):
         self.costs = costs
         self.learns = costs is None and running is None
         self.running = RunningCosts() if running is None else running
 
-    def current_costs(self) -> CostProfile | None:
-        """What a round costs as far as is known; `None` while too little was measured."""
-        return self.costs or self.running.profile()
+    def current_costs(self, rows: int = 1) -> CostProfile | None:
+        """What a round of so many texts costs as far as is known; `None` while too little was measured."""
+        return self.costs or self.running.profile(rows)
 
     def end(self, round: Round) -> None:
-        if self.learns and round.target_seconds is not None:
-            self.running.add(len(round.drafted), round.draft_seconds or 0.0, round.target_seconds)
+        if self.learns:
+            self.running.hear(round)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import ClassVar
 
 from .costs import CostProfile, RunningCosts
-from .rule import DraftedToken, Round, StoppingRule, TimedRule
+from .plan import Plan
+from .round import DraftedToken, Round, Scope
+from .rule import ONE_TEXT, StoppingRule, TimedRule
 
 
 class FixedLength(StoppingRule):
@@ -26,8 +29,8 @@ class FixedLength(StoppingRule):
             raise ValueError(f"length counts drafted tokens and must be 0 or more, got {length}")
         self.length = length
 
-    def begin(self) -> int:
-        return self.length
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        return Plan(self.length, reason=self.reason, cap_reason=self.reason)
 
 
 class Heuristic(StoppingRule):
@@ -38,8 +41,8 @@ class Heuristic(StoppingRule):
     def __init__(self, length: int = 20):
         self.length = length
 
-    def begin(self) -> int:
-        return self.length
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        return Plan(self.length, reason=self.reason, cap_reason=self.reason)
 
     def end(self, round: Round) -> None:
         full = round.accepted == len(round.drafted)
@@ -63,8 +66,9 @@ class Confidence(StoppingRule):
         self.seen: deque[tuple[float, bool]] = deque()
         self.ordered: list[tuple[float, bool]] = []  # the same, the least probable first
 
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        return self._rounded(drafted[-1]) >= self.threshold
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        # Half a unit of the fifth decimal, see `_rounded`.
+        return Plan(statistic="probability", levels=(self.threshold - 5e-6,), reason=self.reason)
 
     def end(self, round: Round) -> None:
         if not self.adapt:
@@ -105,9 +109,10 @@ class SurvivalThreshold(StoppingRule):
     def __init__(self, threshold: float):
         self.threshold = threshold
 
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        factors = (getattr(token, self.factor) for token in drafted)
-        return 1 - math.prod(p for p in factors if p is not None) <= self.threshold
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        return Plan(
+            statistic="survival", levels=(1 - self.threshold,), factor=attrgetter(self.factor), reason=self.reason
+        )
 
 
 class CumulativeConfidence(SurvivalThreshold):
@@ -145,8 +150,8 @@ class EntropyBound(StoppingRule):
     def __init__(self, threshold: float = 0.3, scale: float = 0.15):
         self.threshold, self.scale = threshold, scale
 
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        return math.sqrt(self.scale * max(drafted[-1].entropy, 0.0)) <= self.threshold
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        return Plan(statistic="entropy", levels=(self.threshold**2 / self.scale,), reason=self.reason)
 
 
 class AdaEDL(StoppingRule):
@@ -162,29 +167,26 @@ class AdaEDL(StoppingRule):
     def __init__(self, threshold: float = 0.4, gamma: float = 0.2, target_rate: float = 0.9, step: float = 0.01):
         self.threshold, self.gamma, self.target_rate, self.step = threshold, gamma, target_rate, step
         self.rate = target_rate
-        self.stopped = False
 
-    def begin(self) -> None:
-        self.stopped = False
-
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        self.stopped = 1 - math.sqrt(self.gamma * max(drafted[-1].entropy, 0.0)) < self.threshold
-        return not self.stopped
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        bound = (1 - self.threshold) ** 2 / self.gamma if self.threshold <= 1 else -math.inf
+        return Plan(statistic="entropy", levels=(bound,), reason=self.reason)
 
     def end(self, round: Round) -> None:
         if not round.drafted:
             return
+        stopped = not self.plan().goes_on(round.drafted)
         self.rate = 0.5 * self.rate + 0.5 * round.accepted / len(round.drafted)
         aim = self.threshold
         if self.rate < self.target_rate:
             aim += self.step
-        elif self.stopped:
+        elif stopped:
             aim -= self.step
         self.threshold = 0.9 * self.threshold + 0.1 * aim
 
 
 class Goodput(TimedRule):
-    """SmartSpec (arXiv 2406.14066) at batch size 1: the length with the most expected tokens a second.
+    """SmartSpec (arXiv 2406.14066): the length with the most expected tokens a second.
 
     `E(k) = (1 - a^(k+1)) / (1 - a)` tokens in `round(k)` seconds, `a` the moving average of acceptance, from 0.7; the
     search goes up from k = 0 and ends at the first decrease.
@@ -198,10 +200,14 @@ class Goodput(TimedRule):
         self.max_length = max_length
         self.acceptance = 0.7
 
-    def begin(self) -> int:
-        costs = self.current_costs()
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        return Plan(self.length(scope.rows), reason=self.reason, cap_reason=self.reason)
+
+    def length(self, rows: int = 1) -> int:
+        """Tokens to draft next."""
+        costs = self.current_costs(rows)
         if costs is None:
-            return (4, 0)[self.running.rounds % 2]
+            return (4, 0)[self.running.rounds(rows) % 2]
         best, chosen = 0.0, 0
         for k in range(self.max_length + 1):
             a = min(self.acceptance, 0.999)
@@ -240,10 +246,14 @@ class DropIn(TimedRule):
         self.max_length = max_length
         self.recent: deque[tuple[int, int]] = deque(maxlen=window)
 
-    def begin(self) -> int:
-        costs = self.current_costs()
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        return Plan(self.length(scope.rows), reason=self.reason, cap_reason=self.reason)
+
+    def length(self, rows: int = 1) -> int:
+        """Tokens to draft next."""
+        costs = self.current_costs(rows)
         if costs is None:
-            return (4, 0)[self.running.rounds % 2]
+            return (4, 0)[self.running.rounds(rows) % 2]
         # One verified token of prior either way, so that nothing is ever certain.
         accepted, verified = (sum(column) for column in zip((1, 2), *self.recent, strict=True))
         a, c = accepted / verified, costs.draft_seconds / costs.verification(1)
@@ -260,13 +270,13 @@ class Bounded(StoppingRule):
 
     def __init__(self, rule: StoppingRule, min_length: int = 1, max_length: int | None = None):
         self.rule, self.min_length, self.max_length = rule, min_length, max_length
-        self.needs, self.reason = rule.needs, rule.reason
+        self.needs, self.reason, self.shared = rule.needs, rule.reason, rule.shared
 
-    def begin(self) -> int | None:
-        return _least(self.rule.begin(), self.max_length)
-
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        return len(drafted) < self.min_length or self.rule.goes_on(drafted)
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        plan = self.rule.plan(scope)
+        if self.max_length is not None and (plan.cap is None or plan.cap >= self.max_length):
+            plan = replace(plan, cap=self.max_length, cap_reason="max_draft_length")
+        return replace(plan, floor=self.min_length)
 
     def end(self, round: Round) -> None:
         self.rule.end(round)
@@ -278,12 +288,12 @@ class AnyOf(StoppingRule):
     def __init__(self, *rules: StoppingRule):
         self.rules = rules
         self.needs = frozenset().union(*(rule.needs for rule in rules))
+        self.shared = any(rule.shared for rule in rules)
 
-    def begin(self) -> int | None:
-        return _least(*(rule.begin() for rule in self.rules))
-
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        return all([rule.goes_on(drafted) for rule in self.rules])  # a list: every rule is asked, as some remember
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        plans = tuple(rule.plan(replace(scope, branches=1)) for rule in self.rules)
+        caps = [plan.cap for plan in plans if plan.cap is not None]
+        return Plan(min(caps, default=None), parts=plans, reason=self.reason, cap_reason=self.reason)
 
     def end(self, round: Round) -> None:
         for rule in self.rules:
@@ -293,20 +303,7 @@ class AnyOf(StoppingRule):
 class AllOf(AnyOf):
     """Stops once all of `rules` would have."""
 
-    def begin(self) -> int | None:
-        self.caps = [rule.begin() for rule in self.rules]
-        self.stopped = [False] * len(self.rules)
-        return None if None in self.caps else max(self.caps)
-
-    def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
-        parts = zip(self.stopped, self.caps, self.rules, strict=True)
-        self.stopped = [
-            stopped or (cap is not None and len(drafted) >= cap) or not rule.goes_on(drafted)
-            for stopped, cap, rule in parts
-        ]
-        return not all(self.stopped)
-
-
-def _least(*caps: int | None) -> int | None:
-    given = [cap for cap in caps if cap is not None]
-    return min(given) if given else None
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        plan = super().plan(scope)
+        caps = [part.cap for part in plan.parts]
+        return replace(plan, cap=None if None in caps else max(caps), every=True)
