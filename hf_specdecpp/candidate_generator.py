@@ -27,8 +27,9 @@ from .stopping import DraftedToken, Round, RunningCosts, StoppingConfig, Stoppin
 
 logger = logging.get_logger(__name__)
 
-# What rounds cost, by draft and target, so that a rule which measures need not begin anew in every generation.
-_running_costs: WeakKeyDictionary[PreTrainedModel, dict[str | None, RunningCosts]] = WeakKeyDictionary()
+# What rounds cost, by draft and by how target and draft run, so that a rule which measures need not begin anew in
+# every generation.
+_running_costs: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], RunningCosts]] = WeakKeyDictionary()
 
 
 class SpecDecPP(AssistedCandidateGenerator):
@@ -54,6 +55,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         stopping_config (`StoppingConfig`, *optional*): left out, the head's recommended settings serve.
         streamer (`BaseStreamer`, *optional*): only for `custom_generate`.
         target_config (`PretrainedConfig`, *optional*): the target's configuration, against which the pair is checked.
+        target_model (`PreTrainedModel`, *optional*): the target. Without it a rule that measures costs begins anew.
         input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor: what `generate` passes to a
             candidate generator.
 
@@ -75,6 +77,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         stopping_config: StoppingConfig | None = None,
         streamer: BaseStreamer | None = None,
         target_config: PretrainedConfig | None = None,
+        target_model: PreTrainedModel | None = None,
     ):
         if is_prompt_tuned(assistant_model):
             raise ValueError(
@@ -103,8 +106,9 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.stop_reason: str | None = None
         if input_ids is not None:
             self._begin(
-                input_ids, generation_config, model_kwargs or {}, inputs_tensor, logits_processor, target_config
-            )
+                input_ids, generation_config, model_kwargs or {}, inputs_tensor, logits_processor, target_config,
+                target_model,
+            )  # fmt: skip
 
     def __call__(self, model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs):
         """Generates with `model`; the signature that `generate(custom_generate=...)` expects."""
@@ -118,7 +122,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         )
 
     def _begin(
-        self, input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor, target_config
+        self, input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor, target_config, target_model
     ) -> None:
         """Prepares one generation."""
         draft = self.assistant_model
@@ -132,7 +136,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.num_assistant_tokens = draft.generation_config.num_assistant_tokens
         settings = honoured(generation_config, self.stopping_config, draft.generation_config)
         self.settings = settings.filled_from(self.head_config)
-        self.follow(self._new_rule(input_ids.shape[1], target_config))
+        self.follow(self._new_rule(input_ids.shape[1], target_config, target_model))
         self.drafted: list[DraftedToken] = []
         self.draft_seconds = self.drafted_until = 0.0
         self.is_first_round = True  # it reads the prompt, so its times are not those of a round
@@ -158,13 +162,17 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.prompt_mask = None if mask is None or bool(mask.all()) else mask.to(draft.device)
         self.forward_kwargs = {"logits_to_keep": 1} if draft._supports_logits_to_keep() else {}
 
-    def _new_rule(self, length: int, target_config: PretrainedConfig | None) -> StoppingRule:
+    def _new_rule(
+        self, length: int, target_config: PretrainedConfig | None, target_model: PreTrainedModel | None
+    ) -> StoppingRule:
         """The rule of this generation, from a prompt of `length` tokens; one that counts seconds is told the costs."""
         self.running = None
         if not self.settings.needs_seconds:
             return self.settings.new_rule()
-        pairs = _running_costs.setdefault(self.assistant_model, {})
-        self.running = pairs.setdefault(target_config and model_signature(target_config), RunningCosts())
+        self.running = RunningCosts()
+        if target_model is not None:
+            key = (str(torch.get_num_threads()), *running_as(target_model), *running_as(self.assistant_model))
+            self.running = _running_costs.setdefault(self.assistant_model, {}).setdefault(key, self.running)
         stored = stored_calibration(target_config, self.assistant_model)
         return self.settings.new_rule(self.running, stored and stored.at(length))
 
@@ -343,6 +351,17 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
             "the target's tokenizer"
         )
     return theirs
+
+
+def running_as(model: PreTrainedModel) -> tuple[str, ...]:
+    """What the cost of a model's passes depends on: what it is, where it lies, its precision and its attention."""
+    return (
+        model_signature(model.config),
+        str(getattr(model, "hf_device_map", None) or model.device),
+        str(model.dtype),
+        str(getattr(model.config, "quantization_config", None)),
+        str(model.config._attn_implementation),
+    )
 
 
 def max_context(config: PretrainedConfig) -> float:

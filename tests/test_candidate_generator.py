@@ -301,6 +301,36 @@ def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
     assert running.rounds > measured[1] and running.profile() is not None
 
 
+def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
+    """Another dtype, attention, quantisation or device has other costs, of the target and of the draft."""
+    base, target = draft.get_base_model(), copy.deepcopy(target)
+    costs = candidate_generator._running_costs
+
+    def entries():
+        generate(target, draft, max_new_tokens=4, stopping_config=StoppingConfig(rule="cost-aware"))
+        return len(costs[base])
+
+    assert [entries(), entries()] == [1, 1]
+    for number, model in enumerate((target, base)):
+        model.bfloat16()
+        assert [entries(), entries()] == [2 + 2 * number, 2 + 2 * number]
+        model.set_attn_implementation("eager")
+        assert [entries(), entries()] == [3 + 2 * number, 3 + 2 * number]
+    seen = {candidate_generator.running_as(target)}
+    target.hf_device_map = {"model": "cuda:0", "lm_head": "cuda:1"}
+    seen.add(candidate_generator.running_as(target))
+    target.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    seen.add(candidate_generator.running_as(target))
+    del target.hf_device_map
+    seen.add(candidate_generator.running_as(target.to("meta")))
+    assert len(seen) == 4
+
+
+def test_costs_are_not_remembered_where_the_target_is_not_known(draft):
+    candidates(draft, prompt(), StoppingConfig(rule="cost-aware"))
+    assert draft.get_base_model() not in candidate_generator._running_costs
+
+
 def test_rules_of_one_generation_learn_its_costs_once(target, draft):
     rules = [{"rule": "goodput"}, {"rule": "drop-in"}]
     with collect_stats() as stats:
