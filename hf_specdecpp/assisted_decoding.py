@@ -134,7 +134,8 @@ def assisted_decoding(
         input_ids (`torch.LongTensor` of shape `(1, length)`): the prompt.
         candidate_generator: a subclass of `CandidateGenerator` or a function that returns one. It is called with those
             of these keywords that its signature names: `input_ids`, `assistant_model`, `generation_config`,
-            `model_kwargs`, `inputs_tensor`, `logits_processor`, `target_config` and, if given, `stopping_config`.
+            `model_kwargs`, `inputs_tensor`, `logits_processor`, `target_config`, `target_model` and, if given,
+            `stopping_config`.
         logits_processor, stopping_criteria, generation_config, model_kwargs: prepared by `generate`. A processor must
             be a function of ids and scores: it is called for tokens that are drafted and thrown away.
 
@@ -147,7 +148,7 @@ def assisted_decoding(
     """
     check_target(model, input_ids, generation_config, model_kwargs)
     check_processors(logits_processor)
-    extra = {"target_config": model.config}
+    extra = {"target_config": model.config, "target_model": model}
     if stopping_config is not None:
         extra["stopping_config"] = stopping_config
     exact_stop = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,13 +22,14 @@ from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model
 from .acceptance.layer import Listener
 from .assisted_decoding import assisted_decoding, is_prompt_tuned
 from .calibration import stored_calibration
-from .decoding import draw_tokens
+from .decoding import Decoding, draw_tokens
 from .stopping import DraftedToken, Round, RunningCosts, StoppingConfig, StoppingRule
 
 logger = logging.get_logger(__name__)
 
-# What rounds cost, by draft and target, so that a rule which measures need not begin anew in every generation.
-_running_costs: WeakKeyDictionary[PreTrainedModel, dict[str | None, RunningCosts]] = WeakKeyDictionary()
+# What rounds cost, by draft and by how target and draft run, so that a rule which measures need not begin anew in
+# every generation.
+_running_costs: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], RunningCosts]] = WeakKeyDictionary()
 
 
 class SpecDecPP(AssistedCandidateGenerator):
@@ -53,6 +55,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         stopping_config (`StoppingConfig`, *optional*): left out, the head's recommended settings serve.
         streamer (`BaseStreamer`, *optional*): only for `custom_generate`.
         target_config (`PretrainedConfig`, *optional*): the target's configuration, against which the pair is checked.
+        target_model (`PreTrainedModel`, *optional*): the target. Without it a rule that measures costs begins anew.
         input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor: what `generate` passes to a
             candidate generator.
 
@@ -74,6 +77,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         stopping_config: StoppingConfig | None = None,
         streamer: BaseStreamer | None = None,
         target_config: PretrainedConfig | None = None,
+        target_model: PreTrainedModel | None = None,
     ):
         if is_prompt_tuned(assistant_model):
             raise ValueError(
@@ -102,8 +106,9 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.stop_reason: str | None = None
         if input_ids is not None:
             self._begin(
-                input_ids, generation_config, model_kwargs or {}, inputs_tensor, logits_processor, target_config
-            )
+                input_ids, generation_config, model_kwargs or {}, inputs_tensor, logits_processor, target_config,
+                target_model,
+            )  # fmt: skip
 
     def __call__(self, model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs):
         """Generates with `model`; the signature that `generate(custom_generate=...)` expects."""
@@ -117,7 +122,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         )
 
     def _begin(
-        self, input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor, target_config
+        self, input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor, target_config, target_model
     ) -> None:
         """Prepares one generation."""
         draft = self.assistant_model
@@ -129,18 +134,21 @@ class SpecDecPP(AssistedCandidateGenerator):
         super().__init__(input_ids, draft, generation_config, model_kwargs, inputs_tensor, logits_processor)
         # The loop writes num_assistant_tokens back to the draft when its schedule is "heuristic": leave it as it was.
         self.num_assistant_tokens = draft.generation_config.num_assistant_tokens
-        self.settings = honoured(generation_config, self.stopping_config).filled_from(self.head_config)
-        self.follow(self._new_rule(input_ids.shape[1], target_config))
+        settings = honoured(generation_config, self.stopping_config, draft.generation_config)
+        self.settings = settings.filled_from(self.head_config)
+        self.follow(self._new_rule(input_ids.shape[1], target_config, target_model))
         self.drafted: list[DraftedToken] = []
         self.draft_seconds = self.drafted_until = 0.0
         self.is_first_round = True  # it reads the prompt, so its times are not those of a round
         self.processors = LogitsProcessorList() if logits_processor is None else logits_processor
         self.do_sample = generation_config.do_sample
-        if self.judge and self.do_sample != self.head_config.decoding["do_sample"]:
-            trained, used = ("greedy", "sampling") if self.do_sample else ("sampling", "greedy")
+        if self.judge:
+            warn_of_other_decoding(Decoding(**self.head_config.decoding), decoding_of(generation_config))
+        self.max_context = max_context(draft.config)
+        if self.max_context < self.main_model_max_length:
             logger.warning_once(
-                f"the active acceptance head was trained for {trained} decoding and now serves {used}: the output is "
-                "exact all the same, but the head's probabilities are not calibrated for it"
+                f"the draft reads at most {self.max_context} tokens, and the text may have "
+                f"{self.main_model_max_length}: beyond the former the target decodes alone"
             )
         self.own_vocab_size = draft.config.get_text_config().vocab_size
         self.vocab_size = check_pair(self.head_config, draft.config, target_config)
@@ -154,13 +162,17 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.prompt_mask = None if mask is None or bool(mask.all()) else mask.to(draft.device)
         self.forward_kwargs = {"logits_to_keep": 1} if draft._supports_logits_to_keep() else {}
 
-    def _new_rule(self, length: int, target_config: PretrainedConfig | None) -> StoppingRule:
+    def _new_rule(
+        self, length: int, target_config: PretrainedConfig | None, target_model: PreTrainedModel | None
+    ) -> StoppingRule:
         """The rule of this generation, from a prompt of `length` tokens; one that counts seconds is told the costs."""
         self.running = None
         if not self.settings.needs_seconds:
             return self.settings.new_rule()
-        pairs = _running_costs.setdefault(self.assistant_model, {})
-        self.running = pairs.setdefault(target_config and model_signature(target_config), RunningCosts())
+        self.running = RunningCosts()
+        if target_model is not None:
+            key = (str(torch.get_num_threads()), *running_as(target_model), *running_as(self.assistant_model))
+            self.running = _running_costs.setdefault(self.assistant_model, {}).setdefault(key, self.running)
         stored = stored_calibration(target_config, self.assistant_model)
         return self.settings.new_rule(self.running, stored and stored.at(length))
 
@@ -183,7 +195,8 @@ class SpecDecPP(AssistedCandidateGenerator):
         """
         start = time.perf_counter()
         sequence = input_ids.to(self.assistant_model.device)
-        room = self.main_model_max_length - sequence.shape[1] - 1
+        length = sequence.shape[1]
+        room = min(self.main_model_max_length - length - 1, self.max_context - length + 1)
         cap, self.drafted, scores = min(self.rule.begin(), room), [], []
         self.stop_reason = "no_room" if room < 1 else "no_draft"
         with listening() if self.judge else nullcontext() as listener:
@@ -340,6 +353,25 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
     return theirs
 
 
+def running_as(model: PreTrainedModel) -> tuple[str, ...]:
+    """What the cost of a model's passes depends on: what it is, where it lies, its precision and its attention."""
+    return (
+        model_signature(model.config),
+        str(getattr(model, "hf_device_map", None) or model.device),
+        str(model.dtype),
+        str(getattr(model.config, "quantization_config", None)),
+        str(model.config._attn_implementation),
+    )
+
+
+def max_context(config: PretrainedConfig) -> float:
+    """How many tokens a draft can read; infinite for rotary positions, which beyond training are only worse."""
+    text = config.get_text_config()
+    if getattr(text, "rope_parameters", None) is not None:
+        return math.inf
+    return getattr(text, "max_position_embeddings", None) or math.inf
+
+
 def size(config: PretrainedConfig) -> int:
     """What the weights of a model's layers grow with."""
     text = config.get_text_config()
@@ -361,8 +393,34 @@ def in_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
     return logits[..., :vocab_size].float()
 
 
-def honoured(generation_config: GenerationConfig, stopping_config: StoppingConfig | None) -> StoppingConfig:
+def decoding_of(generation_config: GenerationConfig) -> Decoding:
+    """The part of a generation's settings that heads are trained for."""
+    if not generation_config.do_sample:
+        return Decoding()
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    given = {name: getattr(generation_config, name) for name in neutral}
+    return Decoding(True, **{name: neutral[name] if value is None else value for name, value in given.items()})
+
+
+def warn_of_other_decoding(trained: Decoding, used: Decoding) -> None:
+    """Warns if a head that was trained for one way of decoding serves another."""
+    trained_for, serves = (
+        ", ".join(f"{name}={value}" for name, value in mode.generate_kwargs().items()) for mode in (trained, used)
+    )
+    if trained_for != serves:
+        logger.warning_once(
+            f"the active acceptance head was trained for {trained_for} and now serves {serves}: the output is exact "
+            "all the same, but the head's probabilities are not calibrated for it"
+        )
+
+
+def honoured(
+    generation_config: GenerationConfig, stopping_config: StoppingConfig | None, own: GenerationConfig
+) -> StoppingConfig:
     """`stopping_config` with what the caller asked of assisted generation through `generate`'s own settings.
+
+    Args:
+        own: the draft's, whose `num_assistant_tokens` bounds a draft unless the caller says otherwise.
 
     Raises:
         ValueError: for a setting that contradicts `stopping_config` or that SpecDec++ cannot honour.
@@ -380,8 +438,12 @@ def honoured(generation_config: GenerationConfig, stopping_config: StoppingConfi
                 f"{name}={value!r} belongs to transformers' own rule: with SpecDecPP, set the threshold and the "
                 "bounds in stopping_config"
             )
+    default = defaults["num_assistant_tokens"]
     asked = generation_config.num_assistant_tokens
-    if asked in (None, defaults["num_assistant_tokens"]):
+    if asked in (None, default):
+        unbounded = settings.min_draft_length is None and settings.max_draft_length is None
+        if unbounded and own.num_assistant_tokens not in (None, default):
+            return replace(settings, max_draft_length=own.num_assistant_tokens)
         return settings
     if settings.max_draft_length not in (None, asked):
         raise ValueError(

@@ -1,13 +1,14 @@
 """The one seam: lets `generate` take the keyword `candidate_generator`.
 
-`generate` is wrapped once, on import. Without the keyword the wrapper calls the original and does nothing else; with
-it, the call becomes one with transformers' own `custom_generate` hook.
+`generate` is wrapped once, on import. Without the keyword, or with `None` for it, the wrapper calls the original and
+does nothing else; with it, the call becomes one with transformers' own `custom_generate` hook.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import threading
 from typing import Any
 
@@ -28,11 +29,16 @@ def enable() -> None:
             return
         original = GenerationMixin.generate
 
+        signature = inspect.signature(original)
+
         @functools.wraps(original)
         def generate(self, *args, **kwargs):
-            if "candidate_generator" in kwargs:
-                kwargs = with_candidate_generator(self, **kwargs)
-            return original(self, *args, **kwargs)
+            check_custom_generate(kwargs.get("custom_generate"))
+            if kwargs.get("candidate_generator") is None:
+                kwargs.pop("candidate_generator", None)
+                return original(self, *args, **kwargs)
+            given = signature.bind(self, *args, **kwargs).arguments
+            return original(self, **with_candidate_generator(given.pop("self"), **given.pop("kwargs"), **given))
 
         GenerationMixin.generate = generate
         _original = original
@@ -52,6 +58,16 @@ def disable() -> None:
             raise RuntimeError("generate was wrapped again after hf_specdecpp was enabled: undo that wrapper first")
         GenerationMixin.generate = _original
         _original = None
+
+
+def check_custom_generate(custom_generate: Any) -> None:
+    """Raises `TypeError` for a class like `SpecDecPP`, which `generate` would call with arguments of its own."""
+    if isinstance(custom_generate, type) and issubclass(custom_generate, CandidateGenerator):
+        name = custom_generate.__name__
+        raise TypeError(
+            f"custom_generate={name} is a class: write candidate_generator={name}, or give custom_generate an object, "
+            f"{name}(assistant_model=draft)"
+        )
 
 
 def with_candidate_generator(

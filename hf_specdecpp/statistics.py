@@ -28,7 +28,7 @@ class GenerationStatistics:
         drafted_at (`Counter`), accepted_at (`Counter`): the same by position in the draft, from 1.
         stop_reasons (`Counter`): why rounds of drafting ended, where the candidate generator says: what the rule
             looked at, `max_draft_length`, `end_of_sequence` of a drafted token, `max_length` or `no_room` of the
-            text, or `no_draft` for plain decoding.
+            text or of what the draft can read, or `no_draft` for plain decoding.
         draft_seconds (`float`), target_seconds (`float`): time in drafting, and in verification with its bookkeeping.
     """
 

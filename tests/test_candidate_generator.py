@@ -120,6 +120,50 @@ def test_num_assistant_tokens_is_honoured(target, draft):
     assert max(stats.drafted_at) == 3
 
 
+def test_num_assistant_tokens_of_the_draft_is_honoured(target, draft):
+    base = draft.get_base_model()
+    for settings, longest in ((StoppingConfig(1.0), 4), (StoppingConfig(1.0, max_draft_length=6), 6), (None, 4)):
+        base.generation_config.num_assistant_tokens = 4
+        with collect_stats() as stats:
+            generate(target, draft, stopping_config=settings)
+        assert max(stats.drafted_at) == longest
+    with collect_stats() as stats:
+        generate(target, draft, num_assistant_tokens=3, stopping_config=StoppingConfig(1.0))
+    assert max(stats.drafted_at) == 3
+
+
+@pytest.mark.parametrize("length", (4, 20, 21, 22, 30))
+@pytest.mark.parametrize("reads", ("after", "before"))
+def test_a_draft_with_a_shorter_context_drafts_as_far_as_it_can_read(length, reads):
+    target = tiny_model("gpt2")
+    draft = with_head(tiny_model("gpt2", n_positions=22), reads=reads)
+    plain = target.generate(prompt(length), max_new_tokens=24, do_sample=False)
+    with collect_stats() as stats:
+        ours = generate(target, draft, prompt(length), stopping_config=StoppingConfig(1.0))
+    assert ours.tolist() == plain.tolist()
+    assert (stats.drafted > 0) == (length <= 22) and stats.stop_reasons["no_room"] > 0
+
+
+@pytest.mark.parametrize(
+    "settings, served",
+    [
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, None),
+        ({"do_sample": True, "top_p": 0.9}, "temperature=1.0, top_k=50, top_p=0.9"),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0}, "temperature=0.6, top_k=0, top_p=0.9"),
+        ({"do_sample": True, "temperature": 0.6}, "temperature=0.6, top_k=50, top_p=1.0"),
+        ({"do_sample": False}, "do_sample=False"),
+    ],
+)
+def test_a_head_that_serves_another_decoding_is_warned_of(target, monkeypatch, settings, served):
+    draft = with_head(similar_draft(target), decoding={"do_sample": True, "temperature": 0.6, "top_p": 0.9})
+    said = []
+    monkeypatch.setattr(candidate_generator.logger, "warning_once", said.append)
+    generate(target, draft, **settings, stopping_config=StoppingConfig(0.5))
+    assert len(said) == (served is not None)
+    for message in said:
+        assert "trained for do_sample=True, temperature=0.6, top_k=50, top_p=0.9 and" in message and served in message
+
+
 @pytest.mark.parametrize(
     "setting, message",
     [
@@ -255,6 +299,36 @@ def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
     costs = candidate_generator._running_costs[draft.get_base_model()]
     (running,) = costs.values()
     assert running.rounds > measured[1] and running.profile() is not None
+
+
+def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
+    """Another dtype, attention, quantisation or device has other costs, of the target and of the draft."""
+    base, target = draft.get_base_model(), copy.deepcopy(target)
+    costs = candidate_generator._running_costs
+
+    def entries():
+        generate(target, draft, max_new_tokens=4, stopping_config=StoppingConfig(rule="cost-aware"))
+        return len(costs[base])
+
+    assert [entries(), entries()] == [1, 1]
+    for number, model in enumerate((target, base)):
+        model.bfloat16()
+        assert [entries(), entries()] == [2 + 2 * number, 2 + 2 * number]
+        model.set_attn_implementation("eager")
+        assert [entries(), entries()] == [3 + 2 * number, 3 + 2 * number]
+    seen = {candidate_generator.running_as(target)}
+    target.hf_device_map = {"model": "cuda:0", "lm_head": "cuda:1"}
+    seen.add(candidate_generator.running_as(target))
+    target.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    seen.add(candidate_generator.running_as(target))
+    del target.hf_device_map
+    seen.add(candidate_generator.running_as(target.to("meta")))
+    assert len(seen) == 4
+
+
+def test_costs_are_not_remembered_where_the_target_is_not_known(draft):
+    candidates(draft, prompt(), StoppingConfig(rule="cost-aware"))
+    assert draft.get_base_model() not in candidate_generator._running_costs
 
 
 def test_rules_of_one_generation_learn_its_costs_once(target, draft):

@@ -275,7 +275,6 @@ def test_the_folder_that_a_hub_repository_can_carry(target, ours, tmp_path):
     "arguments, message",
     [
         ({"candidate_generator": "specdecpp"}, "must be a subclass of CandidateGenerator"),
-        ({"candidate_generator": None}, "must be a subclass of CandidateGenerator"),
         ({"custom_generate": lambda *a, **k: None}, "both choose how to generate"),
         (
             {"candidate_generator": SpecDecPP(assistant_model=with_head(tiny_model("llama")))},
@@ -288,6 +287,26 @@ def test_the_folder_that_a_hub_repository_can_carry(target, ours, tmp_path):
 def test_bad_calls_are_refused(target, ours, arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         target.generate(prompt(), **GREEDY, **(ours | arguments))
+
+
+def test_none_for_a_candidate_generator_means_not_given(target):
+    plain = target.generate(prompt(), **GREEDY)
+    assert target.generate(prompt(), **GREEDY, candidate_generator=None).tolist() == plain.tolist()
+
+
+def test_arguments_by_position(target, ours, tokenizer):
+    text = tokenizer.decode(target.generate(prompt(), **GREEDY)[0, 7:])
+    config = copy.deepcopy(target.generation_config)
+    config.update(stop_strings=text[5:7], **GREEDY)
+    plain = target.generate(prompt(), config, tokenizer=tokenizer)
+    assert target.generate(prompt(), config, tokenizer=tokenizer, **ours).tolist() == plain.tolist()
+    with pytest.raises(TypeError, match="multiple values for argument 'generation_config'"):
+        target.generate(prompt(), config, generation_config=config, **ours)
+
+
+def test_the_class_for_custom_generate_is_refused(target, draft):
+    with pytest.raises(TypeError, match=r"custom_generate=SpecDecPP is a class: write candidate_generator=SpecDecPP"):
+        target.generate(prompt(), custom_generate=SpecDecPP, assistant_model=draft)
 
 
 def test_different_tokenizers_are_refused(target, ours, tokenizer):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -68,6 +69,7 @@ class StoppingConfig:
             `StoppingConfig` as dictionaries; `"cost-aware"` and `"goodput"` take `costs`, a `CostProfile` as one.
 
     Raises:
+        TypeError: for another keyword, such as a setting of a rule.
         ValueError: for a threshold outside [0, 1], bounds that cross, an unknown rule, or settings that it does not
             have.
     """
@@ -139,6 +141,29 @@ class StoppingConfig:
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it; `StoppingConfig(**config.to_dict())` is equal."""
         return asdict(self)
+
+
+def telling_what_was_meant(init: Callable[..., None]) -> Callable[..., None]:
+    """`init` of `StoppingConfig`, which for an unknown keyword says where the settings of a rule go."""
+
+    @functools.wraps(init)
+    def wrapper(self, *args: Any, **kwargs: Any) -> None:
+        fields = list(inspect.signature(init).parameters)[1:]
+        for name in kwargs:
+            rules = [rule for rule, made in RULES.items() if name in inspect.signature(made).parameters]
+            if name not in fields and rules:
+                raise TypeError(
+                    f"StoppingConfig has no {name}, a setting of the rules {', '.join(rules)}: write StoppingConfig("
+                    f"rule={rules[0]!r}, settings={{{name!r}: {kwargs[name]!r}}})"
+                )
+            if name not in fields:
+                raise TypeError(f"StoppingConfig has no {name}: it takes {', '.join(fields)}")
+        init(self, *args, **kwargs)
+
+    return wrapper
+
+
+StoppingConfig.__init__ = telling_what_was_meant(StoppingConfig.__init__)
 
 
 def make_rule(

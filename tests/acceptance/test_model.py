@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from conftest import CONFIGS, HIDDEN, prompt, randomise_head, tiny_model, with_head
+from conftest import CONFIGS, HIDDEN, prompt, randomise_head, similar_draft, tiny_model, with_head
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from hf_specdecpp import AcceptanceHeadConfig
+from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig
 from hf_specdecpp.acceptance import acceptance_layer, listening
 
 
@@ -108,6 +108,23 @@ def test_a_head_stays_float32_on_a_bfloat16_draft(saved):
     draft.load_adapter(str(folder / "head"))
     assert {p.dtype for p in acceptance_layer(draft).acceptance_head.parameters()} == {torch.float32}
     assert draft.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "cast", (lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.to("cpu").bfloat16())
+)
+def test_a_head_stays_float32_when_its_draft_is_cast(target, cast):
+    draft = with_head(similar_draft(target), features=["probability", "entropy"], reads="before")
+    before = copy.deepcopy(acceptance_layer(draft).acceptance_head["default"].state_dict())
+    cast(draft)
+    assert draft.dtype != torch.float32
+    for name, tensor in acceptance_layer(draft).acceptance_head["default"].state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    output = target.generate(
+        prompt(), assistant_model=draft, candidate_generator=SpecDecPP, max_new_tokens=9, do_sample=False,
+        stopping_config=StoppingConfig(0.5),
+    )  # fmt: skip
+    assert output.tolist() == target.generate(prompt(), max_new_tokens=9, do_sample=False).tolist()
 
 
 def test_named_heads_side_by_side(saved, tmp_path):

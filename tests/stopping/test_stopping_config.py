@@ -1,3 +1,4 @@
+import inspect
 import json
 import math
 
@@ -102,3 +103,12 @@ def test_only_rules_that_read_the_heads_judgement_need_a_head():
 def test_rules_and_settings_that_do_not_exist_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         StoppingConfig(**arguments)
+
+
+def test_a_setting_of_a_rule_among_the_arguments_is_told_where_it_goes():
+    meant = r"of the rules fixed, heuristic: write StoppingConfig\(rule='fixed', settings=\{'length': 3\}\)"
+    with pytest.raises(TypeError, match="StoppingConfig has no length, a setting " + meant):
+        StoppingConfig(length=3)
+    with pytest.raises(TypeError, match="has no treshold: it takes threshold, min_draft_length"):
+        StoppingConfig(treshold=0.5)
+    assert list(inspect.signature(StoppingConfig).parameters)[:2] == ["threshold", "min_draft_length"]
