@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
+from ..files import Lines
 from ..statistics import GenerationStatistics, collect_stats
 from .methods import Method, draft_settings
 
@@ -184,24 +185,14 @@ def resume(path: Path, header: dict[str, Any]) -> tuple[list[Row], Callable[[Row
     Raises:
         ValueError: if they are of a run with other settings than `header` says.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]  # a killed run's half line goes
-    if whole:
-        found = json.loads(whole[0])
-        other = sorted(name for name in found.keys() | header.keys() if found.get(name) != header.get(name))
-        if other:
-            raise ValueError(
-                f"{str(path)!r} holds a run with another {', '.join(other)}: finish it as it was begun, or give "
-                "another --output"
-            )
-    path.write_text("".join(whole) or json.dumps(header) + "\n")
-
-    def append(row: Row) -> None:
-        with path.open("a") as file:
-            file.write(row.to_json() + "\n")
-
-    return [Row.from_json(line) for line in whole[1:]], append
+    lines = Lines(path, header, f"{str(path)!r} holds a run")
+    try:
+        rows = [Row.from_json(line) for line in lines.found]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{str(path)!r} holds a line that is no row of this version: give another --output"
+        ) from error
+    return rows, lambda row: lines.append(row.to_json())
 
 
 def reset_peak(device: torch.device) -> None:

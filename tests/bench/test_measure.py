@@ -72,8 +72,18 @@ def test_a_killed_run_goes_on_where_it_was(bench, methods, tmp_path):
 
 def test_rows_of_another_configuration_are_refused(tmp_path):
     resume(tmp_path / "rows.jsonl", {"dtype": "float32", "threads": 1})
-    with pytest.raises(ValueError, match="another dtype, seed:"):
+    with pytest.raises(ValueError, match=r"another dtype \('float32' there.*\), seed \(None there, 0 asked"):
         resume(tmp_path / "rows.jsonl", {"dtype": "bfloat16", "threads": 1, "seed": 0})
+
+
+def test_rows_of_another_version_are_refused(tmp_path):
+    _, append = resume(tmp_path / "rows.jsonl", {"dtype": "float32"})
+    append(Row("a", 0, 1, "plain", 1.5, 8))
+    for line in ('{"set": "a", "colour": "of a later version"}', "nonsense"):
+        with (tmp_path / "rows.jsonl").open("a") as file:
+            file.write(line + "\n")
+        with pytest.raises(ValueError, match="no row of this version"):
+            resume(tmp_path / "rows.jsonl", {"dtype": "float32"})
 
 
 def test_a_deadline_lets_two_prompts_of_each_set_finish(bench, methods):
