@@ -403,7 +403,7 @@ def calibrate(
     """Measure what draft and target cost on this machine; the cost-aware rule then uses it without being told."""
     from rich.table import Table
 
-    from .calibration import Calibration, pair_identity, stored_path
+    from .calibration import pair_identity, stored_calibration, stored_path
     from .cost_measurement import calibrate as measure
     from .cost_measurement import plot
 
@@ -413,14 +413,18 @@ def calibrate(
         models = load_model(target, name), load_model(draft, name)
         if head:
             load_head(models[1], head)
-        path = stored_path(pair_identity(models[0].config, models[1]))
-        if path.exists() and not force:
-            found[name] = Calibration.load(path)
+        pair = models[0].config, models[1], models[0].device
+        path, before = stored_path(pair_identity(*pair)), None if force else stored_calibration(*pair)
+        if before is not None:
+            found[name] = before
             console.print(f"{name}: measured before, {path} (--force measures again)", soft_wrap=True)
         else:
             with console.status(f"measuring in {name}"):
                 found[name] = measure(*models, context, max_draft_length)
-            found[name].save(path)
+            try:
+                found[name].save(path)
+            except (OSError, ValueError) as error:
+                console.print(f"{name}: not kept, so generation will not find it: {error}", soft_wrap=True)
         for length, p in found[name].profiles.items():
             costs = [p.draft_seconds, *(p.verification(n) for n in (1, 2, 4, 8))]
             table.add_row(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -91,14 +90,14 @@ class Bench:
 
     def count(self, method: Method, prompt: Tensor, seed: int = 0) -> dict[str, Any]:
         """The same generation with its rounds counted: fields of a `Row`."""
-        reset_peak(self.target.device)
+        known = reset_peak(self.target.device)
         with collect_stats() as statistics:
             ids, seconds = self.run(method, prompt, seed, **(method.counted or {}))
         if method.counted is None:
             statistics = GenerationStatistics(rounds=len(ids), tokens=len(ids), target_seconds=seconds)
         return {
             "seconds": seconds, "new_tokens": len(ids), "ids": ids, "statistics": statistics,
-            "peak_bytes": peak(self.target.device),
+            "peak_bytes": peak(self.target.device) if known else None,
         }  # fmt: skip
 
     @torch.no_grad()
@@ -195,19 +194,21 @@ def resume(path: Path, header: dict[str, Any]) -> tuple[list[Row], Callable[[Row
     return rows, lambda row: lines.append(row.to_json())
 
 
-def reset_peak(device: torch.device) -> None:
-    """Begins a new measurement of the most memory held."""
+def reset_peak(device: torch.device) -> bool:
+    """Begins a new measurement of the most memory held; returns whether this machine lets us."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif sys.platform == "linux":
-        Path("/proc/self/clear_refs").write_text("5")
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # of Linux only, and some containers refuse it
+    except OSError:
+        return False
+    return True
 
 
-def peak(device: torch.device) -> int | None:
+def peak(device: torch.device) -> int:
     """The most memory held since `reset_peak`, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if sys.platform != "linux":
-        return None
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
