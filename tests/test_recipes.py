@@ -130,7 +130,8 @@ def test_a_killed_recipe_goes_on_and_a_finished_one_does_nothing(pair, train_hea
     monkeypatch.setattr(train_head, "label_prompts", killed)  # what is there is not made again
     train_head.main(path, folder / "run", changes)
     before = {p: p.stat().st_mtime_ns for p in (folder / "run").rglob("*") if p.is_file() and p.name != "report.md"}
-    monkeypatch.setattr(train_head, "load_model", killed)
+    for name in ("load_model", "load_pair"):
+        monkeypatch.setattr(train_head, name, killed)
     train_head.main(path, folder / "run", changes)
     assert before == {p: p.stat().st_mtime_ns for p in before}
     assert json.loads((folder / "run" / "report.json").read_text())["stages"]["train, greedy"]["starts"] == 2
