@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from . import loading
 from .acceptance import model_signature
+from .conditions import device_name
 from .files import write_atomically
 from .stopping import CostProfile
+
+logger = logging.get_logger(__name__)
 
 CACHE = loading.CACHE / "costs"
 
@@ -60,7 +63,6 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         """Writes JSON, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         profiles = {str(length): asdict(profile) for length, profile in self.profiles.items()}
         write_atomically(
             path, json.dumps({"pair": self.pair, "profiles": profiles, "linear_fit": self.linear_fit()}, indent=1)
@@ -72,26 +74,46 @@ class Calibration:
 
         Raises:
             ValueError: if the file is none of ours.
+            OSError: if it cannot be read.
         """
         try:
             found = json.loads(path.read_text())
             profiles = {int(n): CostProfile(**p) for n, p in found["profiles"].items()}
+            if not profiles:
+                raise ValueError("no profiles")
             return cls(found["pair"], profiles)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{str(path)!r} holds no calibration: make one with `specdecpp calibrate`") from error
 
 
-def pair_identity(target: PretrainedConfig, draft: PreTrainedModel) -> dict[str, str]:
-    """What a measurement depends on: device, threads, dtypes, both models, and the libraries that run them."""
-    on_gpu = draft.device.type == "cuda"
+def pair_identity(
+    target: PretrainedConfig, draft: PreTrainedModel, target_device: torch.device | None = None
+) -> dict[str, str]:
+    """What a measurement depends on: devices, threads, both models and how they were loaded, and the libraries.
+
+    Args:
+        target: the configuration of the loaded target, which knows its dtype, attention and quantisation.
+        draft: where it is and as it is now; moved or cast, it is another pair.
+        target_device (`torch.device`, *optional*): where the target begins; left out, where the draft is.
+    """
     return {
-        "device": torch.cuda.get_device_name(draft.device) if on_gpu else f"{draft.device.type} {platform.machine()}",
+        "draft_device": device_name(draft.device),
+        "target_device": device_name(target_device or draft.device),
         "threads": str(torch.get_num_threads()),
-        "target": f"{model_signature(target)} {str(target.dtype).removeprefix('torch.')}",
-        "draft": f"{model_signature(draft.config)} {str(draft.dtype).removeprefix('torch.')}",
+        "target": loaded_as(target, target.dtype),
+        "draft": loaded_as(draft.config, draft.dtype),
         "torch": torch.__version__,
-        "transformers": version("transformers"),
+        "transformers": transformers.__version__,
     }
+
+
+def loaded_as(config: PretrainedConfig, dtype: torch.dtype | str | None) -> str:
+    """A model's shape, dtype, attention implementation and quantisation."""
+    quantisation = getattr(config, "quantization_config", None) or {}
+    if not isinstance(quantisation, dict):
+        quantisation = quantisation.to_dict()
+    kinds = json.dumps(quantisation, sort_keys=True, default=str) if quantisation else "not quantised"
+    return f"{model_signature(config)} {str(dtype).removeprefix('torch.')} {config._attn_implementation} {kinds}"
 
 
 def stored_path(pair: dict[str, str]) -> Path:
@@ -100,9 +122,20 @@ def stored_path(pair: dict[str, str]) -> Path:
     return CACHE / f"{name}.json"
 
 
-def stored_calibration(target: PretrainedConfig | None, draft: PreTrainedModel) -> Calibration | None:
-    """What `specdecpp calibrate` measured for this pair on this machine, if it did."""
+def stored_calibration(
+    target: PretrainedConfig | None, draft: PreTrainedModel, target_device: torch.device | None = None
+) -> Calibration | None:
+    """What `specdecpp calibrate` measured for this pair on this machine, if it did, see `pair_identity`.
+
+    A file that cannot be read counts as none, with a warning: generation does not depend on it.
+    """
     if target is None:
         return None
-    path = stored_path(pair_identity(target, draft))
-    return Calibration.load(path) if path.exists() else None
+    path = stored_path(pair_identity(target, draft, target_device))
+    try:
+        return Calibration.load(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning_once(f"the stored calibration of this pair is left out: {error}")
+        return None

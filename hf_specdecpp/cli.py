@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import datasets
 import typer
@@ -16,10 +19,43 @@ from transformers.utils import logging
 
 from .candidate_generator import check_pair
 from .decoding import Decoding
-from .loading import load_head, load_model, load_tokenizer
+from .loading import load_head, load_model, load_pair, load_tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Speculative decoding that knows when to stop.")
 console = Console()
+
+
+# How the pair is loaded, in every command that runs the target.
+DEVICE_MAP = typer.Option(
+    None,
+    help="Where the parts of the target go: auto, balanced, cpu, ..., or JSON. (default: on the GPU if there is one)",
+    show_default=False,
+)
+ATTENTION = typer.Option(
+    None, help="Of both models: eager, sdpa, flash_attention_2, ... (default: transformers')", show_default=False
+)
+QUANTIZATION = typer.Option(
+    None,
+    help='Of the target, as JSON that transformers takes: {"quant_method": "bitsandbytes", "load_in_8bit": true}.',
+    show_default=False,
+)
+
+
+def loading(device_map: str | None, attention: str | None, quantization: str | None) -> dict[str, Any]:
+    """The three options as keywords of `load_pair`."""
+    if device_map is not None and device_map.startswith("{"):
+        device_map = json_object("--device-map", device_map)
+    if quantization is not None:
+        quantization = json_object("--quantization", quantization)
+    return {"device_map": device_map, "attention": attention, "quantization": quantization}
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    with suppress(ValueError):
+        found = json.loads(text)
+        if isinstance(found, dict):
+            return found
+    raise ValueError(f"{option} takes a JSON object, got {text!r}")
 
 
 def speaks_plainly(command: Callable) -> Callable:
@@ -65,6 +101,9 @@ def demo(
     sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
     repeats: int = typer.Option(2, min=1, help="Timed runs of every method on every prompt."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    device_map: str = DEVICE_MAP,
+    attention: str = ATTENTION,
+    quantization: str = QUANTIZATION,
     json_file: Path = typer.Option(None, "--json", help="Write everything measured to this file.", show_default=False),
 ) -> None:
     """Answer a few prompts with plain, assisted and SpecDec++ decoding, and compare them."""
@@ -74,6 +113,7 @@ def demo(
     run_demo(
         prompts=prompt, target=target, draft=draft, head=head, threshold=threshold, max_new_tokens=max_new_tokens,
         sample=sample, repeats=repeats, dtype=dtype, json_file=json_file, console=console,
+        **loading(device_map, attention, quantization),
     )  # fmt: skip
 
 
@@ -111,6 +151,9 @@ def bench(
     ),
     max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    device_map: str = DEVICE_MAP,
+    attention: str = ATTENTION,
+    quantization: str = QUANTIZATION,
     threads: int = typer.Option(None, min=1, help="Of the CPU. (default: torch's)", show_default=False),
     output: Path = typer.Option(
         None,
@@ -135,6 +178,7 @@ def bench(
     settings = Settings(
         target, draft, head, prompts, names or list(QUICK if quick else USUAL), sample, count, 0 if quick else repeats,
         max_new_tokens, dtype, threads, traced=4 if quick else None, minutes=5.0 if quick else None,
+        **loading(device_map, attention, quantization),
     )  # fmt: skip
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
@@ -203,6 +247,9 @@ def label(
     limit: int = typer.Option(None, min=1, help="Only the first rows of each source.", show_default=False),
     batch_size: int = typer.Option(64, min=1, help="Responses generated at once."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    device_map: str = DEVICE_MAP,
+    attention: str = ATTENTION,
+    quantization: str = QUANTIZATION,
     seed: int = typer.Option(0),
 ) -> None:
     """Label the draft's tokens with the target's verdicts, on the target's own responses."""
@@ -220,7 +267,7 @@ def label(
     sources = [load_rows(source) for source in prompts]
     tokenizer = load_tokenizer(target)
     rows = tokenized_prompts(tokenizer, *(s.select(range(min(limit or len(s), len(s)))) for s in sources))
-    models = load_model(target, dtype), load_model(draft, dtype)
+    models = load_pair(target, draft, dtype, **loading(device_map, attention, quantization))
     check_pair(None, models[1].config, models[0].config)
     card = LabelsCard.of(
         *models, modes[own], {name: modes[name] for name in mode or [own]}, Rows(procedure, mixing), states=states,
@@ -365,6 +412,9 @@ def trace(
     limit: int = typer.Option(None, min=1, help="Only the first prompts.", show_default=False),
     states: bool = typer.Option(False, help="Keep the draft's hidden states, by which other heads can be judged."),
     dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    device_map: str = DEVICE_MAP,
+    attention: str = ATTENTION,
+    quantization: str = QUANTIZATION,
 ) -> None:
     """Record what a long draft would be at every position, so that any stopping rule can be replayed."""
     from .data import load_rows, prompt_ids, prompt_text
@@ -372,7 +422,7 @@ def trace(
 
     if states and not head:
         raise ValueError("hidden states are kept where a head reads them: give --head, any head of this draft")
-    models = load_model(target, dtype), load_model(draft, dtype)
+    models = load_pair(target, draft, dtype, **loading(device_map, attention, quantization))
     if head:
         load_head(models[1], head)
     tokenizer = load_tokenizer(target)
@@ -395,6 +445,9 @@ def calibrate(
     draft: str = typer.Option(..., help="Hub id or folder of the draft."),
     head: str = typer.Option(None, help="Hub id or folder of the draft's head, if it has one.", show_default=False),
     dtype: list[str] = typer.Option(["bfloat16"], help="bfloat16, float16 or float32; repeat it for more."),
+    device_map: str = DEVICE_MAP,
+    attention: str = ATTENTION,
+    quantization: str = QUANTIZATION,
     context: list[int] = typer.Option([128, 512, 1024], min=2, help="Tokens in the cache; repeat it for more."),
     max_draft_length: int = typer.Option(12, min=1, help="Longest draft."),
     output: Path = typer.Option(None, help="Folder for a copy of the JSON files and a plot.", show_default=False),
@@ -403,24 +456,28 @@ def calibrate(
     """Measure what draft and target cost on this machine; the cost-aware rule then uses it without being told."""
     from rich.table import Table
 
-    from .calibration import Calibration, pair_identity, stored_path
+    from .calibration import pair_identity, stored_calibration, stored_path
     from .cost_measurement import calibrate as measure
     from .cost_measurement import plot
 
     table = Table("dtype", "context", "draft, ms", *(f"verify {n}, ms" for n in (1, 2, 4, 8)), "draft / step")
     found = {}
     for name in dtype:
-        models = load_model(target, name), load_model(draft, name)
+        models = load_pair(target, draft, name, **loading(device_map, attention, quantization))
         if head:
             load_head(models[1], head)
-        path = stored_path(pair_identity(models[0].config, models[1]))
-        if path.exists() and not force:
-            found[name] = Calibration.load(path)
+        pair = models[0].config, models[1], models[0].device
+        path, before = stored_path(pair_identity(*pair)), None if force else stored_calibration(*pair)
+        if before is not None:
+            found[name] = before
             console.print(f"{name}: measured before, {path} (--force measures again)", soft_wrap=True)
         else:
             with console.status(f"measuring in {name}"):
                 found[name] = measure(*models, context, max_draft_length)
-            found[name].save(path)
+            try:
+                found[name].save(path)
+            except (OSError, ValueError) as error:
+                console.print(f"{name}: not kept, so generation will not find it: {error}", soft_wrap=True)
         for length, p in found[name].profiles.items():
             costs = [p.draft_seconds, *(p.verification(n) for n in (1, 2, 4, 8))]
             table.add_row(

@@ -7,6 +7,8 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ def conditions(**models: PreTrainedConfig) -> dict[str, Any]:
         "command": shlex.join([*called, *map(public, sys.argv[1:])]),
         "git_revision": git_revision(),
         "versions": {name: installed(name) for name in PACKAGES},
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+        "device": device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "threads": torch.get_num_threads(),
         "models": {
             role: {"name": public(config._name_or_path), "signature": model_signature(config)}
@@ -48,11 +50,33 @@ def write_result(output: Path, result: dict[str, Any], **models: PreTrainedConfi
 
 
 def git_revision() -> str | None:
-    """Of the clone that this file lies in, if it lies in one."""
+    """Of the clone that this file lies in, if it lies in one and there is a git to ask."""
     if not (ROOT / ".git").exists():
         return None
     git = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    try:
+        return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    """The model of a GPU or of the processor, as its maker calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return processor() if device.type == "cpu" else f"{device.type} {processor()}"
+
+
+@cache
+def processor() -> str:
+    """On Linux the model, where the system knows it; elsewhere what Python knows."""
+    found = []
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        # ARM has no name in there, but numbers for it.
+        names = ("model name", "CPU implementer", "CPU part", "cpu model")
+        found = [line.partition(":")[2].strip() for line in lines if line.startswith(names)]
+    return " ".join(dict.fromkeys([platform.machine(), *found])) if found else platform.processor() or "cpu"
 
 
 def installed(package: str) -> str | None:

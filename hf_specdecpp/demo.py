@@ -24,7 +24,7 @@ from .cost_measurement import measure_costs
 from .data import prompt_ids
 from .decoding import Decoding
 from .demo_pair import DRAFT, HEADS, demo_target, public_name, shipped
-from .loading import load_head, load_model, load_tokenizer
+from .loading import load_head, load_pair, load_tokenizer
 from .stopping import StoppingConfig
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6)
@@ -68,14 +68,19 @@ def run_demo(
     dtype: str,
     json_file: Path | None,
     console: Console,
+    **how: Any,
 ) -> None:
-    """Loads the pair, streams one answer, times the methods and prints the table. See the CLI for the arguments."""
+    """Loads the pair, streams one answer, times the methods and prints the table. See the CLI for the arguments.
+
+    Args:
+        how: of loading the pair, see `load_pair`.
+    """
     stopping_config = StoppingConfig(threshold=threshold)
     target = target or demo_target()
     draft = draft or shipped(DRAFT)
     head = head or shipped(HEADS / ("sampling" if sample else "greedy"))
     tokenizer = load_tokenizer(target)
-    target_model, draft_model = load_model(target, dtype), load_model(draft, dtype)
+    target_model, draft_model = load_pair(target, draft, dtype, **how)
     load_head(draft_model, head)
     console.print(
         f"target [bold]{target}[/bold]\ndraft  [bold]{draft}[/bold]\nhead   [bold]{head}[/bold]", soft_wrap=True

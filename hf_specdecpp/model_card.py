@@ -58,13 +58,6 @@ They hold when `generate` is given no `stopping_config`.
 """
 
 
-def drop_unwritten_card(folder: Path) -> None:
-    """Removes the empty form that PEFT's `save_pretrained` leaves in `folder`; `head_card` makes a card."""
-    readme = folder / "README.md"
-    if readme.exists() and UNWRITTEN[0] in readme.read_text():
-        readme.unlink()
-
-
 def head_card(
     folder: Path, repo_id: str, config: AcceptanceHeadConfig, license: str, data: Sequence[str]
 ) -> ModelCard:

@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -25,7 +24,7 @@ from .acceptance import (
 )
 from .candidate_generator import active_head_config, check_pair, in_vocabulary, roll_back
 from .decoding import Decoding, draw_beside, draw_tokens
-from .files import changed, write_atomically
+from .files import Lines, drop_partial, write_atomically
 from .responses import end_of_sequence, generate_responses
 from .stopping import DraftedToken
 
@@ -79,8 +78,19 @@ class Trace:
 
 
 def read_traces(path: str | Path) -> list[Trace]:
-    """The traces of a JSONL file."""
-    return [Trace.from_json(line) for line in Path(path).read_text().splitlines()]
+    """The traces of a JSONL file.
+
+    Raises:
+        ValueError: if a line is none.
+    """
+    lines = Path(path).read_text().splitlines()
+    try:
+        return [Trace.from_json(line) for line in lines]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{str(path)!r} holds a line that is no trace of this version, or half of one: run `specdecpp trace` to "
+            "its end, or record them again"
+        ) from error
 
 
 def states_path(path: Path, number: int) -> Path:
@@ -289,49 +299,28 @@ def record_traces(
             f"the longest prompt has {max(map(len, prompts))} tokens, which leaves no room within {max_length}: leave "
             "such prompts out or raise max_length"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     settings = {
         "pair": [model_signature(model.config) for model in (target, draft)], "head": mounted_head(draft) is not None,
         "decoding": asdict(decoding), "max_new_tokens": max_new_tokens, "max_length": max_length,
         "max_draft_length": max_draft_length, "states": keep_states,
     }  # fmt: skip
-    digests = [hashlib.sha256(repr(prompt).encode()).hexdigest()[:16] for prompt in prompts]
-    keep_settings(path.with_suffix(".settings.json"), settings, digests)
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]
-    path.write_text("".join(whole))  # a killed run's half line goes
+    settings["prompts"] = [hashlib.sha256(repr(prompt).encode()).hexdigest()[:16] for prompt in prompts]
+    lines = Lines(path, settings, f"{str(path)!r} holds traces made", grows="prompts")
+    done = len(lines.found)
+    drop_partial(states_path(path, 0).parent)
     eos = end_of_sequence(target)
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]
         responses = [[]] * len(batch)
-        if first + len(batch) > len(whole):
+        if first + len(batch) > done:
             responses = generate_responses(target, batch, decoding, max_new_tokens, eos, seed=first)
         for number, (prompt, response) in enumerate(zip(batch, responses, strict=True), start=first):
-            if number >= len(whole):
+            if number >= done:
                 bound = bounds[number]
                 trace, states = record_trace(
                     target, draft, prompt, response[:bound], decoding, bound, max_draft_length, seed=number
                 )
                 if keep_states:
-                    states_path(path, number).parent.mkdir(exist_ok=True)
-                    save_file({"states": states}, states_path(path, number))
-                with path.open("a") as file:
-                    file.write(trace.to_json() + "\n")
+                    write_atomically(states_path(path, number), save({"states": states}))
+                lines.append(trace.to_json())
             on_prompt()
-
-
-def keep_settings(path: Path, settings: dict[str, Any], prompts: list[str]) -> None:
-    """Writes what traces are of into `path`, or compares with it; more prompts may follow those that it names.
-
-    Raises:
-        ValueError: if they are of something else.
-    """
-    known = json.loads(path.read_text())["prompts"] if path.exists() else []
-    differ = changed(path, settings)
-    differ += ["prompts"] * (prompts[: len(known)] != known[: len(prompts)])
-    if differ:
-        raise ValueError(
-            f"{path.name.removesuffix('.settings.json')!r} holds traces made with another {', '.join(differ)}: "
-            "choose another file"
-        )
-    write_atomically(path, json.dumps(settings | {"prompts": max(prompts, known, key=len)}) + "\n")

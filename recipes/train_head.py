@@ -27,7 +27,7 @@ from hf_specdecpp.cli import speaks_plainly
 from hf_specdecpp.conditions import public
 from hf_specdecpp.data import fingerprint, listed, load_rows, tokenized_prompts
 from hf_specdecpp.files import write_atomically
-from hf_specdecpp.loading import load_model, load_tokenizer
+from hf_specdecpp.loading import load_model, load_pair, load_tokenizer
 from hf_specdecpp.training.judging import judge, predictor_table
 from hf_specdecpp.training.label_folder import LabelsCard, read_card
 from hf_specdecpp.training.pipeline import label_prompts, leave_processes, process_state, served, train_head
@@ -93,8 +93,10 @@ def main(
 
     @cache
     def models() -> tuple[PreTrainedModel, PreTrainedModel]:
-        target = load_model(settings.target, settings.dtype, settings.device_map)
-        draft = load_model(settings.draft, settings.dtype)
+        target, draft = load_pair(
+            settings.target, settings.draft, settings.dtype, settings.device_map, settings.attention,
+            settings.quantization,
+        )  # fmt: skip
         check_pair(None, draft.config, target.config)
         return target, draft
 

@@ -1,11 +1,13 @@
+import copy
 import json
 
 import pytest
 import torch
 from conftest import prompt, similar_draft, tiny_model
+from transformers import BitsAndBytesConfig
 
 from hf_specdecpp import SpecDecPP, StoppingConfig, calibration
-from hf_specdecpp.calibration import Calibration, pair_identity, stored_calibration, stored_path
+from hf_specdecpp.calibration import Calibration, loaded_as, pair_identity, stored_calibration, stored_path
 from hf_specdecpp.stopping import CostProfile
 
 LINE = CostProfile(0.5, (1.1, 1.2, 1.3, 1.4))
@@ -27,11 +29,28 @@ def test_the_fit_is_the_papers_line_and_says_how_good_it_is():
     assert 0.5 < steps["r2"] < 0.9
 
 
-@pytest.mark.parametrize("content", ("", "{}", '{"pair": {}, "profiles": {"64": {"draft": 1}}}'))
+DAMAGED = (
+    "", "{}", "[]", '{"pair": {}, "profiles": {"64": {"draft": 1}}}', '{"pair": {}, "profiles": {}}',
+    '{"pair": {}, "profiles": {"long": {"draft_seconds": 1, "verify_seconds": [1]}}}',
+    '{"pair": {}, "profiles": {"64": {"draft_seconds": -1, "verify_seconds": [1]}}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_file_that_is_no_calibration_is_refused(tmp_path, content):
     (tmp_path / "costs.json").write_text(content)
     with pytest.raises(ValueError, match="holds no calibration"):
         Calibration.load(tmp_path / "costs.json")
+
+
+@pytest.mark.parametrize("content", [*DAMAGED, None])
+def test_a_stored_calibration_that_cannot_be_read_counts_as_none(target, content):
+    """With a warning: every `generate` of the pair asks for it."""
+    draft = similar_draft(target)
+    path = stored_path(pair_identity(target.config, draft))
+    path.parent.mkdir()
+    path.mkdir() if content is None else path.write_text(content)
+    assert stored_calibration(target.config, draft) is None
 
 
 def test_another_dtype_thread_count_or_model_has_another_calibration(target, monkeypatch):
@@ -42,7 +61,31 @@ def test_another_dtype_thread_count_or_model_has_another_calibration(target, mon
     paths.add(stored_path(pair_identity(tiny_model("qwen3").config, draft)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     paths.add(stored_path(pair_identity(target.config, draft)))
-    assert len(paths) == 4
+    monkeypatch.setattr(
+        "hf_specdecpp.conditions.processor", lambda: "another processor"
+    )  # of one home on two machines
+    paths.add(stored_path(pair_identity(target.config, draft)))
+    paths.add(stored_path(pair_identity(target.config, draft, torch.device("meta"))))
+    for name, value in (("_attn_implementation", "eager"), ("quantization_config", {"load_in_4bit": True})):
+        for role in ("target", "draft"):
+            loaded = {"target": tiny_model(), "draft": similar_draft(target)}
+            setattr(loaded[role].config, name, value)
+            paths.add(stored_path(pair_identity(loaded["target"].config, loaded["draft"])))
+    assert len(paths) == 10
+
+
+def test_a_draft_that_was_moved_has_other_costs(target):
+    draft = similar_draft(target)
+    before = pair_identity(target.config, draft)
+    moved = pair_identity(target.config, draft.to("meta"))
+    assert {name for name in before if before[name] != moved[name]} == {"draft_device", "target_device"}
+
+
+def test_a_quantised_model_is_told_by_its_settings(target):
+    config = copy.deepcopy(target.config)
+    assert loaded_as(config, torch.float16).endswith("float16 sdpa not quantised")
+    config.quantization_config = BitsAndBytesConfig(load_in_8bit=True)
+    assert '"load_in_8bit": true' in loaded_as(config, torch.float16)
 
 
 def test_generate_finds_what_was_calibrated(target, draft):
@@ -62,4 +105,6 @@ def test_generate_finds_what_was_calibrated(target, draft):
             )  # fmt: skip
         drafted.append(stats.drafted)
     assert drafted[0] > 3 * drafted[1]
-    assert json.loads(next(calibration.CACHE.glob("*.json")).read_text())["pair"]["draft"].endswith("float32")
+    assert json.loads(next(calibration.CACHE.glob("*.json")).read_text())["pair"]["draft"].endswith(
+        "float32 sdpa not quantised"
+    )

@@ -91,6 +91,14 @@ def test_a_calibration_is_measured_once_kept_and_drawn(pair, tmp_path):
     assert "measured before" not in run(*command, "--force").output
 
 
+def test_a_calibration_that_cannot_be_kept_is_shown_all_the_same(pair, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("hf_specdecpp.calibration.CACHE", tmp_path / "file" / "costs")  # for root too
+    models = ("--target", pair / "target", "--draft", pair / "draft", "--head", pair / "head")
+    result = run("calibrate", *models, "--dtype", "float32", "--context", 16, "--max-draft-length", 2)
+    assert result.exit_code == 0 and "not kept" in result.output and "R^2" in result.output
+
+
 def test_traces_are_recorded_and_a_killed_run_goes_on(pair, tmp_path):
     traces = tmp_path / "traces.jsonl"
     command = (
@@ -110,7 +118,7 @@ def test_traces_are_recorded_and_a_killed_run_goes_on(pair, tmp_path):
     ):  # fmt: skip
         refused = run(*command, *changes)
         assert refused.exit_code == 1
-        assert f"'traces' holds traces made with another {differ}: choose another file" in refused.output
+        assert f"holds traces made with another {differ} (" in refused.output
     assert traces.read_text() == whole
     longer = run(*command, "--limit", 4)
     assert longer.exit_code == 0 and traces.read_text().startswith(whole)

@@ -130,12 +130,13 @@ def test_a_killed_recipe_goes_on_and_a_finished_one_does_nothing(pair, train_hea
     monkeypatch.setattr(train_head, "label_prompts", killed)  # what is there is not made again
     train_head.main(path, folder / "run", changes)
     before = {p: p.stat().st_mtime_ns for p in (folder / "run").rglob("*") if p.is_file() and p.name != "report.md"}
-    monkeypatch.setattr(train_head, "load_model", killed)
+    for name in ("load_model", "load_pair"):
+        monkeypatch.setattr(train_head, name, killed)
     train_head.main(path, folder / "run", changes)
     assert before == {p: p.stat().st_mtime_ns for p in before}
     assert json.loads((folder / "run" / "report.json").read_text())["stages"]["train, greedy"]["starts"] == 2
     assert "the last of 2 starts" in (folder / "run" / "report.md").read_text()
-    with pytest.raises(ValueError, match="holds a run with another max_new_tokens: choose another folder"):
+    with pytest.raises(ValueError, match=r"holds a run with another max_new_tokens \(8 there, 9 asked for\)"):
         train_head.main(path, folder / "run", [*changes, "max_new_tokens=9"])
 
 

@@ -10,7 +10,7 @@ from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.replay import oracle, replay
 from hf_specdecpp.responses import end_of_sequence, generate_responses
 from hf_specdecpp.stopping import CostProfile
-from hf_specdecpp.trace import Trace, judged, record_trace
+from hf_specdecpp.trace import Trace, judged, read_traces, record_trace
 
 GREEDY = Decoding()
 COSTS = CostProfile(0.1, (1.0, 1.05, 1.1, 1.3))
@@ -127,6 +127,14 @@ def test_drafts_side_by_side_are_those_drafted_alone(architecture, changes, monk
 def test_a_trace_survives_json(greedy):
     for trace in greedy[2]:
         assert Trace.from_json(trace.to_json()) == trace
+
+
+def test_a_line_that_is_no_trace_is_named(tmp_path, greedy):
+    path = tmp_path / "traces.jsonl"
+    for line in ('{"target_ids": [1]}', greedy[2][0].to_json()[:50], "[]"):
+        path.write_text(line)
+        with pytest.raises(ValueError, match=r"traces.jsonl' holds a line that is no trace of this version, or half"):
+            read_traces(path)
 
 
 def test_the_oracle_discards_nothing_and_no_rule_beats_it(greedy):

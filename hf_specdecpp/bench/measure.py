@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
+from ..files import Lines
 from ..statistics import GenerationStatistics, collect_stats
 from .methods import Method, draft_settings
 
@@ -90,14 +90,14 @@ class Bench:
 
     def count(self, method: Method, prompt: Tensor, seed: int = 0) -> dict[str, Any]:
         """The same generation with its rounds counted: fields of a `Row`."""
-        reset_peak(self.target.device)
+        known = reset_peak(self.target.device)
         with collect_stats() as statistics:
             ids, seconds = self.run(method, prompt, seed, **(method.counted or {}))
         if method.counted is None:
             statistics = GenerationStatistics(rounds=len(ids), tokens=len(ids), target_seconds=seconds)
         return {
             "seconds": seconds, "new_tokens": len(ids), "ids": ids, "statistics": statistics,
-            "peak_bytes": peak(self.target.device),
+            "peak_bytes": peak(self.target.device) if known else None,
         }  # fmt: skip
 
     @torch.no_grad()
@@ -184,39 +184,31 @@ def resume(path: Path, header: dict[str, Any]) -> tuple[list[Row], Callable[[Row
     Raises:
         ValueError: if they are of a run with other settings than `header` says.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]  # a killed run's half line goes
-    if whole:
-        found = json.loads(whole[0])
-        other = sorted(name for name in found.keys() | header.keys() if found.get(name) != header.get(name))
-        if other:
-            raise ValueError(
-                f"{str(path)!r} holds a run with another {', '.join(other)}: finish it as it was begun, or give "
-                "another --output"
-            )
-    path.write_text("".join(whole) or json.dumps(header) + "\n")
-
-    def append(row: Row) -> None:
-        with path.open("a") as file:
-            file.write(row.to_json() + "\n")
-
-    return [Row.from_json(line) for line in whole[1:]], append
+    lines = Lines(path, header, f"{str(path)!r} holds a run")
+    try:
+        rows = [Row.from_json(line) for line in lines.found]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{str(path)!r} holds a line that is no row of this version: give another --output"
+        ) from error
+    return rows, lambda row: lines.append(row.to_json())
 
 
-def reset_peak(device: torch.device) -> None:
-    """Begins a new measurement of the most memory held."""
+def reset_peak(device: torch.device) -> bool:
+    """Begins a new measurement of the most memory held; returns whether this machine lets us."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif sys.platform == "linux":
-        Path("/proc/self/clear_refs").write_text("5")
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # of Linux only, and some containers refuse it
+    except OSError:
+        return False
+    return True
 
 
-def peak(device: torch.device) -> int | None:
+def peak(device: torch.device) -> int:
     """The most memory held since `reset_peak`, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if sys.platform != "linux":
-        return None
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

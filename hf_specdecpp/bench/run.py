@@ -21,7 +21,7 @@ from ..data import prompt_ids
 from ..decoding import Decoding
 from ..demo_pair import DRAFT, HEADS, demo_target, shipped
 from ..files import write_atomically
-from ..loading import load_head, load_model, load_tokenizer
+from ..loading import load_head, load_pair, load_tokenizer
 from ..trace import read_traces, record_traces
 from .measure import Bench, Row, measure, obstacle, resume
 from .methods import KINDS, active_head, new_method, recommendation, unknown_method
@@ -44,6 +44,7 @@ class Settings:
         sample (`bool`): temperature 1 and top-k 50, else greedy.
         traced (`int`, *optional*): prompts of each set whose drafts are recorded for the replay, else all.
         minutes (`float`, *optional*): no prompt is begun that would end later.
+        device_map, attention, quantization: see `load_pair`.
     """
 
     target: str | None
@@ -60,6 +61,9 @@ class Settings:
     traced: int | None = None
     minutes: float | None = None
     seed: int = 0
+    device_map: str | dict | None = None
+    attention: str | None = None
+    quantization: dict | None = None
 
     def filled(self) -> Settings:
         """With the demo's pair, or the parts of it, in place of what was left out.
@@ -97,7 +101,9 @@ def run_bench(
     for name in settings.methods:
         if name.partition("=")[0] not in KINDS:  # said before anything is loaded
             raise unknown_method(name)
-    target, draft = load_model(settings.target, settings.dtype), load_model(settings.draft, settings.dtype)
+    target, draft = load_pair(
+        settings.target, settings.draft, settings.dtype, settings.device_map, settings.attention, settings.quantization
+    )
     if settings.head:
         load_head(draft, settings.head)
     check_pair(active_head(draft), draft.config, target.config)

@@ -5,6 +5,7 @@ A folder is complete in itself, evaluate and numpy aside, so that it can be load
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +52,14 @@ def all_metrics(
     inputs = {"predictions": probabilities, "references": acceptance}
     results = {"roc_auc": None}
     for name in METRICS[:3]:
-        results |= load_metric(name).compute(**inputs)
+        results |= compute(name, **inputs)
     if 0 < sum(acceptance) < len(acceptance):
-        results |= load_metric("roc_auc").compute(**inputs)
+        results |= compute("roc_auc", **inputs)
     if chains:
-        results |= load_metric("survival_calibration").compute(predictions=chains[0], references=chains[1])
+        results |= compute("survival_calibration", predictions=chains[0], references=chains[1])
     return results
+
+
+def compute(name: str, **inputs: Any) -> dict[str, Any]:
+    """What `load_metric(name).compute` returns, without evaluate's caches: a home that is read-only loses nothing."""
+    return import_module(f".{name}.{name}", __name__).compute(**inputs)

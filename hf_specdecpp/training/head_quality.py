@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..metrics import all_metrics, load_metric
+from ..metrics import all_metrics, compute
 from .head_inputs import HeadInputs
 
 WINDOW = 8  # tokens of a chain whose survival is judged
@@ -74,4 +74,4 @@ def quality(probabilities: Tensor, tokens: JudgedTokens) -> dict[str, Any]:
 def binary_kl(probabilities: Tensor, tokens: JudgedTokens) -> float:
     """The one of the metrics, in nats, for predictions that need no more."""
     references = tokens.acceptance.double().clamp(0, 1).tolist()
-    return load_metric("binary_kl").compute(predictions=probabilities.tolist(), references=references)["binary_kl"]
+    return compute("binary_kl", predictions=probabilities.tolist(), references=references)["binary_kl"]

@@ -6,9 +6,7 @@ Each file is there whole or not at all, so a killed run goes on where it stopped
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..acceptance import model_signature
 from ..decoding import Decoding
-from ..files import write_atomically
+from ..files import atomically, drop_partial, keep_settings, write_atomically
 from .labels import Rows
 
 
@@ -102,20 +100,8 @@ def open_labels(folder: Path, card: LabelsCard) -> None:
     Raises:
         ValueError: if the folder holds labels that were made otherwise.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "labels.json"
-    if path.exists():
-        found = read_card(folder)
-        if found != card:
-            differ = [
-                f"{name} ({getattr(found, name)!r} there, {value!r} asked for)"
-                for name, value in asdict(card).items()
-                if value != getattr(found, name)
-            ]
-            raise ValueError(
-                f"{str(folder)!r} holds labels made with another {', '.join(differ)}: choose another output folder"
-            )
-    write_atomically(path, json.dumps(asdict(card), indent=2))
+    keep_settings(folder / "labels.json", asdict(card), f"{str(folder)!r} holds labels made")
+    drop_partial(folder)
     write_atomically(folder / "README.md", dataset_card(card))
 
 
@@ -140,12 +126,33 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / f"labels-{number:05}.arrow"
 
 
-def is_written(folder: Path, number: int) -> bool:
+def read_shard(folder: Path, number: int, card: LabelsCard) -> Dataset:
+    """One batch, memory-mapped.
+
+    Raises:
+        ValueError: if it is not there, or not whole.
+    """
+    path = shard_path(folder, number)
+    if not path.exists():
+        raise ValueError(
+            f"{str(folder)!r} lacks batch {number + 1} of {card.batches}: run `specdecpp label` to its end"
+        )
+    try:
+        rows = Dataset.from_file(str(path))
+    except (pa.ArrowInvalid, OSError):
+        rows = []
+    if len(rows) != min(card.batch_size, card.prompts - number * card.batch_size):
+        raise ValueError(f"{str(path)!r} is damaged: run `specdecpp label` again, it is then made anew")
+    return rows
+
+
+def is_written(folder: Path, number: int, card: LabelsCard) -> bool:
     """Whether a batch is there; a damaged one counts as missing."""
     try:
-        return len(Dataset.from_file(str(shard_path(folder, number)))) > 0
-    except (pa.ArrowInvalid, OSError):
+        read_shard(folder, number, card)
+    except ValueError:
         return False
+    return True
 
 
 def write_shard(folder: Path, number: int, rows: list[dict], card: LabelsCard) -> None:
@@ -155,21 +162,10 @@ def write_shard(folder: Path, number: int, rows: list[dict], card: LabelsCard) -
         ValueError: if the disk is full.
     """
     path = shard_path(folder, number)
-    partial = path.with_suffix(".partial")
-    try:
-        with ArrowWriter(path=str(partial), features=card.features()) as writer:
-            for row in rows:
-                writer.write(row)
-            writer.finalize()
-        os.replace(partial, path)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        partial.unlink(missing_ok=True)
-        raise ValueError(
-            f"the disk of {str(folder)!r} is full: free some space and run the same command again, what is written "
-            "stays"
-        ) from error
+    with atomically(path) as partial, ArrowWriter(path=str(partial), features=card.features()) as writer:
+        for row in rows:
+            writer.write(row)
+        writer.finalize()
 
 
 def read_labels(folder: Path) -> Dataset:
@@ -179,18 +175,7 @@ def read_labels(folder: Path) -> Dataset:
         ValueError: if the labels are not complete, or a file is damaged.
     """
     card = read_card(folder)
-    parts = []
-    for number in range(card.batches):
-        path = shard_path(folder, number)
-        if not path.exists():
-            raise ValueError(
-                f"{str(folder)!r} lacks batch {number + 1} of {card.batches}: run `specdecpp label` to its end"
-            )
-        try:
-            parts.append(Dataset.from_file(str(path)))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ValueError(f"{str(path)!r} is damaged: run `specdecpp label` again, it is then made anew") from error
-    return concatenate_datasets(parts)
+    return concatenate_datasets([read_shard(folder, number, card) for number in range(card.batches)])
 
 
 def dataset_card(card: LabelsCard) -> str:

@@ -9,23 +9,23 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from datasets import Dataset
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
+from safetensors import SafetensorError, safe_open
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
 from ..data import lengths
 from ..decoding import Decoding
-from ..files import changed, write_atomically
+from ..files import atomically, keep_settings, write_atomically
 from ..metrics.reliability import plot_reliability
-from ..model_card import drop_unwritten_card
 from ..responses import end_of_sequence, generate_responses
 from .head_inputs import HeadInputs, add_states
 from .head_quality import binary_kl, judged_tokens, quality
@@ -76,7 +76,7 @@ def label_prompts(
     tokens, start = 0, time.perf_counter()
     for number in range(card.batches):
         batch = prompts[number * card.batch_size : (number + 1) * card.batch_size]
-        if number % process.num_processes == process.process_index and not is_written(output, number):
+        if number % process.num_processes == process.process_index and not is_written(output, number, card):
             responses, seed = batch["response_ids"], card.seed + number
             missing = [i for i, response in enumerate(responses) if response is None]
             if missing:
@@ -182,9 +182,13 @@ def train_head(
         mode, card.rows, config.reads, config.features, label, stored=f"{mode}_{config.reads}" in rows.column_names
     )
     checkpoints = Path(arguments.output_dir)
-    keep_settings(checkpoints / "settings.json", output, config, arguments, {
-        "labels": asdict(card), "mode": mode, "label": label, "patience": patience, "held_out": held_out,
-    })  # fmt: skip
+    keep_settings(
+        checkpoints / "settings.json",
+        settings_of(config, arguments)
+        | {"labels": asdict(card), "mode": mode, "label": label, "patience": patience, "held_out": held_out},
+        f"{str(output)!r} holds a head trained",
+        writes=process_state().is_main_process,
+    )
     train_rows, dev, test = shares(rows.select_columns(inputs.columns), held_out)
     torch.manual_seed(arguments.seed)
     model = get_peft_model(draft, config)
@@ -192,13 +196,15 @@ def train_head(
     trainer = AcceptanceTrainer(
         model, inputs, args=arguments, train_dataset=train_rows, eval_dataset=dev, callbacks=callbacks
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.exists() else None)
+    trainer.train(resume_from_checkpoint=newest_whole_checkpoint(checkpoints))
 
     head = acceptance_layer(model).head_configs["default"]
     raw_logits, acceptance = predicted(trainer, dev)
     head.calibration_scale, head.calibration_offset = fit_calibration(head, raw_logits, acceptance)
     if head.rule == "cost-aware":  # what it expects before it has seen any round
         head.rule_settings = {"mean_acceptance": round(acceptance.mean().item(), 2)} | head.rule_settings
+    if trainer.is_world_process_zero():
+        save_head(model, output)  # before it is judged, whatever becomes of that
     raw_logits, _ = predicted(trainer, test)
     uncalibrated = AcceptanceHeadConfig(rejection_weight=head.rejection_weight)
     judged = judged_tokens(test, inputs)
@@ -206,33 +212,39 @@ def train_head(
     before = torch.sigmoid(uncalibrated.acceptance_logits(raw_logits.double()))
     metrics = {"raw_binary_kl": binary_kl(before, judged)} | metrics
     if trainer.is_world_process_zero():
-        model.save_pretrained(output)
-        drop_unwritten_card(output)
         write_atomically(output / "metrics.json", json.dumps(metrics, indent=2))
-        plot_reliability(metrics["bins"], output / "reliability.png", by_length=metrics.get("by_length"))
+        with atomically(output / "reliability.png") as partial:
+            plot_reliability(metrics["bins"], partial, by_length=metrics.get("by_length"))
     trainer.accelerator.wait_for_everyone()
     return metrics
 
 
-def keep_settings(
-    path: Path, output: Path, config: AcceptanceHeadConfig, arguments: AcceptanceTrainingArguments, others: dict
-) -> None:
-    """Writes what a training is of into `path`, or compares with what it goes on from.
-
-    Raises:
-        ValueError: if that was of something else.
-    """
+def settings_of(config: AcceptanceHeadConfig, arguments: AcceptanceTrainingArguments) -> dict[str, Any]:
+    """What a training is of: another value of these makes another head."""
     training = ("num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "max_steps")
     head = ("num_layers", "tied", "reads", "features", "rejection_weight", "decoding")
-    now = {name: getattr(arguments, name) for name in training} | {name: getattr(config, name) for name in head}
-    differ = changed(path, now | others)
-    if differ:
-        raise ValueError(
-            f"{str(output)!r} holds a head trained with another {', '.join(differ)}: choose another folder"
-        )
-    if process_state().is_main_process:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(now | others, indent=1))
+    return {name: getattr(arguments, name) for name in training} | {name: getattr(config, name) for name in head}
+
+
+def newest_whole_checkpoint(folder: Path) -> str | None:
+    """The checkpoint to go on from; one that was being written when the process died does not count."""
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdecimal()]
+    for path in sorted(checkpoints, key=lambda path: int(path.name.split("-")[1]), reverse=True):
+        try:
+            with safe_open(path / "adapter_model.safetensors", "pt"):
+                json.loads((path / "trainer_state.json").read_text())  # the last that the Trainer writes
+        except (OSError, ValueError, SafetensorError):
+            continue
+        return str(path)
+    return None
+
+
+def save_head(model: PeftModel, output: Path) -> None:
+    """Saves the adapter, each file whole; the configuration, by which others find it, comes last."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)  # with an empty form of a card, which nobody needs
+        for name in ("adapter_model.safetensors", "adapter_config.json"):
+            write_atomically(output / name, (Path(folder) / name).read_bytes())
 
 
 def shares(rows: Dataset, held_out: float = 0.1) -> tuple[Dataset, Dataset, Dataset]:

@@ -33,7 +33,8 @@ class Recipe:
         limit (`int`, *optional*), judge_limit (`int`, *optional*): only the first prompts of each source.
         server (`str`, *optional*), server_model (`str`, *optional*): who writes the responses, see
             `request_responses`; left out, the target.
-        device_map (`str`, *optional*): how the target is spread over several GPUs, see `load_model`.
+        device_map (`str` or `dict`, *optional*), attention (`str`, *optional*), quantization (`dict`, *optional*): how
+            the pair is loaded to label, see `load_pair`.
         dtype (`str`): of both models.
         seed (`int`): of responses, labels and training.
 
@@ -58,7 +59,9 @@ class Recipe:
     judge_limit: int | None = None
     server: str | None = None
     server_model: str | None = None
-    device_map: str | None = None
+    device_map: str | dict | None = None
+    attention: str | None = None
+    quantization: dict[str, Any] | None = None
     dtype: str = "bfloat16"
     seed: int = 0
     # The target as the recipe was published, where a run has a copy of it in a folder.

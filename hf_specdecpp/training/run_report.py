@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import PartialState
 
 from ..conditions import conditions, public
-from ..files import write_atomically
+from ..files import check_settings, read_settings, write_atomically
 
 
 class RunReport:
@@ -27,16 +27,16 @@ class RunReport:
 
     def __init__(self, folder: Path, settings: dict[str, Any]):
         self.path, settings = folder / "report.json", public_settings(settings)
-        before = json.loads(self.path.read_text()) if self.path.exists() else {"settings": settings, "stages": {}}
-        differ = [name for name, value in settings.items() if value != before["settings"].get(name)]
-        if differ and any("minutes" in stage for stage in before["stages"].values()):
-            raise ValueError(f"{str(folder)!r} holds a run with another {', '.join(differ)}: choose another folder")
+        before = read_settings(self.path) or {}
+        stages = before.get("stages", {})
+        if any("minutes" in stage for stage in stages.values()):
+            check_settings(before.get("settings", {}), settings, f"{str(folder)!r} holds a run")
         self.process = PartialState()
         self.process.wait_for_everyone()  # all have read what is done before one writes
         self.content = conditions() | {
             "processes": self.process.num_processes,
             "settings": settings,
-            "stages": before["stages"],
+            "stages": stages,
         }
 
     def stage(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -55,7 +55,6 @@ class RunReport:
 
     def write(self) -> None:
         if self.process.is_main_process:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path, json.dumps(self.content, indent=1))
 
     def say(self, line: str) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -58,10 +59,11 @@ def test_a_result_is_never_edited_and_rows_of_other_settings_are_refused(measure
     again = bench(pair, "--output", measured)
     assert again.exit_code == 1 and "results are never edited" in again.output
     rows = measured.with_suffix(".rows.jsonl").read_text()
-    measured.with_name("other.rows.jsonl").write_text(rows)
+    for suffix in (".rows.jsonl", ".rows.settings.json"):
+        shutil.copy(measured.with_suffix(suffix), measured.with_name(f"other{suffix}"))
     other = bench(pair, "--output", measured.with_name("other.json"))
     assert other.exit_code == 1
-    assert "holds a run with another count, prompts_sha256, repeats, sets:" in other.output
+    assert "holds a run with another count (3 there, 12 asked for), prompts_sha256 (" in other.output
     assert measured.with_name("other.rows.jsonl").read_text() == rows
 
 
@@ -83,7 +85,7 @@ def test_a_killed_run_goes_on(pair, tmp_path, monkeypatch):
     assert bench(pair, "--count", 2, "--repeats", 1, "--output", path).exit_code == 0
     whole = path.with_suffix(".rows.jsonl").read_text()
     assert whole.startswith(first) and path.with_suffix(".costs.json").read_text() == costs
-    rows = [Row.from_json(line) for line in whole.splitlines()[1:]]
+    rows = [Row.from_json(line) for line in whole.splitlines()]
     assert len({row.key for row in rows}) == len(rows) == 2 * 2 * 4
 
 

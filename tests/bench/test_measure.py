@@ -1,5 +1,8 @@
 """The order of the generations, what a row says, and what a killed run leaves."""
 
+import errno
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import prompt, similar_draft, tiny_model, with_head
@@ -72,14 +75,38 @@ def test_a_killed_run_goes_on_where_it_was(bench, methods, tmp_path):
 
 def test_rows_of_another_configuration_are_refused(tmp_path):
     resume(tmp_path / "rows.jsonl", {"dtype": "float32", "threads": 1})
-    with pytest.raises(ValueError, match="another dtype, seed:"):
+    with pytest.raises(ValueError, match=r"another dtype \('float32' there.*\), seed \(None there, 0 asked"):
         resume(tmp_path / "rows.jsonl", {"dtype": "bfloat16", "threads": 1, "seed": 0})
+
+
+def test_rows_of_another_version_are_refused(tmp_path):
+    _, append = resume(tmp_path / "rows.jsonl", {"dtype": "float32"})
+    append(Row("a", 0, 1, "plain", 1.5, 8))
+    for line in ('{"set": "a", "colour": "of a later version"}', "nonsense"):
+        with (tmp_path / "rows.jsonl").open("a") as file:
+            file.write(line + "\n")
+        with pytest.raises(ValueError, match="no row of this version"):
+            resume(tmp_path / "rows.jsonl", {"dtype": "float32"})
 
 
 def test_a_deadline_lets_two_prompts_of_each_set_finish(bench, methods):
     prompts = {"a": [prompt(5, seed) for seed in range(4)]}
     rows = list(measure(bench, methods, prompts, 1, deadline=0.0))
     assert {row.prompt for row in rows} == {0, 1} and len(rows) == 2 * 2 * len(METHODS)
+
+
+def test_a_machine_that_does_not_tell_its_peak_loses_nothing_else(bench, methods, monkeypatch):
+    """As containers that refuse /proc/self/clear_refs."""
+    write = Path.write_text
+
+    def refused(self, *args, **kwargs):
+        if self.name == "clear_refs":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return write(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    rows = list(measure(bench, methods, {"a": PROMPTS["a"][:1]}, repeats=0))
+    assert len(rows) == 3 and all(row.peak_bytes is None and row.seconds > 0 for row in rows)
 
 
 def test_the_first_difference_is_found_with_the_gap_of_the_targets_logits(bench):

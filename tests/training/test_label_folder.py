@@ -1,5 +1,5 @@
-import errno
 import json
+import resource
 
 import pytest
 from conftest import similar_draft
@@ -52,18 +52,22 @@ def test_the_folder_is_a_dataset_for_everybody(folder, tmp_path):
 
 def test_a_folder_of_other_labels_is_not_written_into(folder, card):
     fields = json.loads((folder / "labels.json").read_text())
-    with pytest.raises(ValueError, match=r"another batch_size .* seed .*: choose another output folder"):
+    with pytest.raises(ValueError, match=r"another batch_size .* seed .*: go on as it was begun, or choose another"):
         open_labels(folder, LabelsCard(**fields | {"seed": 1, "batch_size": 9}))
 
 
-def test_labels_that_are_not_complete_or_damaged_are_refused(folder, tmp_path):
+def test_labels_that_are_not_complete_or_damaged_are_refused(folder, card, tmp_path):
     path = shard_path(folder, 1)
     path.write_bytes(path.read_bytes()[:100])
-    assert label_folder.is_written(folder, 0) and not label_folder.is_written(folder, 1)
+    assert label_folder.is_written(folder, 0, card) and not label_folder.is_written(folder, 1, card)
     with pytest.raises(ValueError, match=r"labels-00001.arrow' is damaged: run `specdecpp label` again"):
         read_labels(folder)
     path.unlink()
     with pytest.raises(ValueError, match="lacks batch 2 of 2: run `specdecpp label` to its end"):
+        read_labels(folder)
+    write_shard(folder, 0, [row(1)], card)  # one of two
+    assert not label_folder.is_written(folder, 0, card)
+    with pytest.raises(ValueError, match=r"labels-00000.arrow' is damaged"):
         read_labels(folder)
     (folder / "labels.json").write_text(json.dumps({"target": "of long ago"}))
     with pytest.raises(ValueError, match="damaged or of another version"):
@@ -72,11 +76,19 @@ def test_labels_that_are_not_complete_or_damaged_are_refused(folder, tmp_path):
         read_labels(tmp_path / "nowhere")
 
 
-def test_a_full_disk_gets_one_sentence_and_leaves_no_rest(folder, card, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_a_full_disk_gets_one_sentence_and_leaves_no_rest(folder, card):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(ValueError, match="is full: free some space and run the same command again"):
+            write_shard(folder, 0, [row(5000), row(5000)], card)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(folder.glob(".partial-*")) and read_labels(folder).to_list()[0] == row(1)
 
-    monkeypatch.setattr(label_folder.os, "replace", full)
-    with pytest.raises(ValueError, match="is full: free some space and run the same command again"):
-        write_shard(folder, 0, [row(1)], card)
-    assert not list(folder.glob("*.partial")) and read_labels(folder).to_list()[0] == row(1)
+
+def test_what_a_killed_writer_left_goes(folder, card):
+    (folder / ".partial-killed").mkdir()
+    (folder / ".partial-killed" / "labels-00001.arrow").write_bytes(b"half")
+    open_labels(folder, card)
+    assert not list(folder.glob(".partial-*")) and len(read_labels(folder)) == 3

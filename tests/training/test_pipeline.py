@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_specdecpp import AcceptanceHeadConfig
 from hf_specdecpp.training.label_folder import read_labels, shard_path
-from hf_specdecpp.training.pipeline import label_prompts, train_head
+from hf_specdecpp.training.pipeline import label_prompts, newest_whole_checkpoint, train_head
 from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
 
 
@@ -205,6 +206,21 @@ def test_an_interrupted_training_goes_on_and_ends_in_the_same_head(labels, tmp_p
     assert len(counts) < 2 * 12 * 3
 
 
+def test_a_checkpoint_that_was_being_written_is_passed_over(labels, tmp_path):
+    """A process killed while it saves leaves the newest folder without some of its files, or with half of one."""
+    whole = trained(labels, tmp_path / "whole", num_train_epochs=4)
+    trained(labels, tmp_path / "cut", num_train_epochs=4)
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    last = Path(newest_whole_checkpoint(checkpoints))
+    for number, name in ((91, "adapter_model.safetensors"), (100, "trainer_state.json")):
+        half = shutil.copytree(last, checkpoints / f"checkpoint-{number}")
+        (half / name).write_bytes((half / name).read_bytes()[:100])
+    (checkpoints / "checkpoint-1000").mkdir()
+    assert newest_whole_checkpoint(checkpoints) == str(last)
+    assert newest_whole_checkpoint(tmp_path / "nowhere") is None
+    assert trained(labels, tmp_path / "cut", num_train_epochs=4)["binary_kl"] == pytest.approx(whole["binary_kl"])
+
+
 def test_training_stops_early_when_nothing_gets_better(labels, tmp_path):
     trained(labels, tmp_path, num_train_epochs=40, learning_rate=0.05, patience=2)
     last = max((tmp_path / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
@@ -215,7 +231,7 @@ def test_training_stops_early_when_nothing_gets_better(labels, tmp_path):
 def test_a_folder_that_holds_another_training_is_refused_and_left_alone(labels, tmp_path):
     trained(labels, tmp_path, num_train_epochs=1)
     before = {path.name: path.read_bytes() for path in tmp_path.glob("adapter_*")}
-    with pytest.raises(ValueError, match="holds a head trained with another learning_rate: choose another folder"):
+    with pytest.raises(ValueError, match=r"holds a head trained with another learning_rate \(0.003 there, 0.002"):
         trained(labels, tmp_path, num_train_epochs=1, learning_rate=0.002)
     assert before == {path.name: path.read_bytes() for path in tmp_path.glob("adapter_*")}
     trained(labels, tmp_path, num_train_epochs=1)

@@ -23,8 +23,21 @@ def test_a_stage_that_was_killed_starts_again_and_a_finished_one_does_not(tmp_pa
     assert "second took 0.0 minutes\n" in capsys.readouterr().out
     written = json.loads((tmp_path / "report.json").read_text())
     assert {"torch", "transformers", "peft"} <= set(written["versions"]) and written["threads"] > 0
-    with pytest.raises(ValueError, match="holds a run with another target: choose another folder"):
+    with pytest.raises(ValueError, match=r"holds a run with another target \('org/target' there, 'org/other' asked"):
         RunReport(tmp_path, SETTINGS | {"target": "org/other"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "report.json' is damaged: choose another output"),
+        ('{"stages": {"first": {"minutes": 1}}}', r"another dtype \(None there, 'float32' asked for\), target"),
+    ],
+)
+def test_a_report_that_is_damaged_or_of_another_version_is_refused(tmp_path, content, message):
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        RunReport(tmp_path, SETTINGS)
 
 
 def test_a_run_that_did_nothing_yet_may_change_its_settings(tmp_path):

@@ -28,14 +28,19 @@ class RocAuc(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
-        predicted, actual = probabilities(predictions, references)
-        _, group = np.unique(predicted, return_inverse=True)
-        accepted, rejected = np.bincount(group, actual), np.bincount(group, 1 - actual)
-        pairs = accepted.sum() * rejected.sum()
-        if pairs == 0:
-            raise ValueError("roc_auc tells accepted from rejected tokens: references must hold some of each")
-        below = np.cumsum(rejected) - rejected / 2  # a tie counts half
-        return {"roc_auc": float(accepted @ below / pairs)}
+        return compute(predictions, references)
+
+
+def compute(predictions: list[float], references: list[float]) -> dict:
+    """What the class says, for those who do without evaluate's caches."""
+    predicted, actual = probabilities(predictions, references)
+    _, group = np.unique(predicted, return_inverse=True)
+    accepted, rejected = np.bincount(group, actual), np.bincount(group, 1 - actual)
+    pairs = accepted.sum() * rejected.sum()
+    if pairs == 0:
+        raise ValueError("roc_auc tells accepted from rejected tokens: references must hold some of each")
+    below = np.cumsum(rejected) - rejected / 2  # a tie counts half
+    return {"roc_auc": float(accepted @ below / pairs)}
 
 
 def probabilities(predictions: list[float], references: list[float]) -> np.ndarray:
