@@ -4,9 +4,10 @@ Importing the package registers the acceptance head with PEFT and lets `generate
 """
 
 from .acceptance import AcceptanceHeadConfig
-from .candidate_generator import SpecDecPP
 from .compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
-from .generation import disable, enable
+from .decoding.specdecpp import SpecDecPP
+from .drafting.config import DraftingConfig
+from .generate import disable, enable
 from .hub import push_head
 from .statistics import GenerationStatistics, collect_stats
 from .stopping import StoppingConfig
@@ -17,6 +18,7 @@ __all__ = [
     "AcceptanceHeadConfig",
     "CompactLlamaConfig",
     "CompactLlamaForCausalLM",
+    "DraftingConfig",
     "GenerationStatistics",
     "SpecDecPP",
     "StoppingConfig",

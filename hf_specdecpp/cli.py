@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils import logging
 
-from .candidate_generator import check_pair
+from .drafting.pair import check_pair
 from .decoding import Decoding
 from .loading import load_head, load_model, load_pair, load_tokenizer
 

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from .calibration import Calibration, pair_identity
-from .candidate_generator import SpecDecPP, active_head_config
+from .drafting.pair import SpecDecPP, active_head_config
 from .stopping import CostProfile, RunningCosts, StoppingConfig
 
 DRAFTED = 4  # tokens a timed draft: the first of a round reads two, the others one

@@ -18,7 +18,7 @@ from .bench.measure import COUNTED, Bench, Row, measure
 from .bench.methods import Method, assisted, new_method, specdecpp
 from .bench.sets import MIXED
 from .bench.summary import total
-from .candidate_generator import active_head_config
+from .drafting.pair import active_head_config
 from .conditions import write_result
 from .cost_measurement import measure_costs
 from .data import prompt_ids

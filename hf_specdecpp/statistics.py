@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from transformers.generation.candidate_generator import CandidateGenerator
+from .stopping import Round
 
 _active: ContextVar[tuple[GenerationStatistics, ...]] = ContextVar("generation_statistics", default=())
 
@@ -73,49 +72,18 @@ class GenerationStatistics:
         """For each position in the draft, the share of drafted tokens that were accepted."""
         return {k: self.accepted_at[k] / n for k, n in sorted(self.drafted_at.items())}
 
-    def watch(self, generator: CandidateGenerator) -> None:
-        """Count the rounds of `generator`, an object that serves one generation."""
-        get_candidates, update = generator.get_candidates, generator.update_candidate_strategy
-        start = middle = 0.0
-        length, drafted_ids = 0, []
-
-        def timed_get_candidates(input_ids, **kwargs):
-            nonlocal start, middle, length, drafted_ids
-            start = time.perf_counter()
-            candidate_ids, candidate_logits = get_candidates(input_ids, **kwargs)
-            length = input_ids.shape[1]
-            drafted_ids = candidate_ids[0, length:].tolist()
-            middle = time.perf_counter()
-            return candidate_ids, candidate_logits
-
-        def timed_update(input_ids, scores, num_matches):
-            new_ids = input_ids[0, length:].tolist()
-            # A rejected token is never its own replacement, so equal tokens are accepted ones.
-            accepted = next((k for k, (a, b) in enumerate(zip(drafted_ids, new_ids, strict=False)) if a != b), None)
-            accepted = min(len(drafted_ids), len(new_ids)) if accepted is None else accepted
-            self.target_seconds += time.perf_counter() - middle
-            self.draft_seconds += middle - start
-            self.rounds += 1
-            self.tokens += len(new_ids)
-            self.drafted += len(drafted_ids)
-            self.accepted += accepted
-            self.drafted_at.update(range(1, len(drafted_ids) + 1))
-            self.accepted_at.update(range(1, accepted + 1))
-            self._newest = len(new_ids), accepted
-            self.stop_reasons[getattr(generator, "stop_reason", None) or "not said"] += 1
-            return update(input_ids, scores, num_matches)
-
-        generator.get_candidates = timed_get_candidates
-        generator.update_candidate_strategy = timed_update
-
-    def trim(self, count: int) -> None:
-        """Takes the last `count` tokens of the newest round out again: a stop string ended the output before them."""
-        tokens, accepted = self._newest
-        kept = min(accepted, tokens - count)
-        self._newest = tokens - count, kept
-        self.tokens -= count
-        self.accepted -= accepted - kept
-        self.accepted_at -= Counter(range(kept + 1, accepted + 1))
+    def hear(self, round: Round) -> None:
+        """Counts a round. In a tree a level counts as drafted once, however many tokens it has."""
+        self.rounds += 1
+        self.tokens += round.new_tokens
+        self.drafted += len(round.drafted)
+        self.accepted += round.accepted
+        self.drafted_at.update({token.position for token in round.drafted})
+        self.accepted_at.update(range(1, round.accepted + 1))
+        self._newest = round.new_tokens, round.accepted
+        self.stop_reasons[round.stop_reason or "not said"] += 1
+        self.draft_seconds += round.draft_seconds or 0.0
+        self.target_seconds += round.target_seconds or 0.0
 
     def __str__(self) -> str:
         if not self.rounds:

@@ -22,7 +22,8 @@ from .acceptance import (
     model_signature,
     token_features,
 )
-from .candidate_generator import active_head_config, check_pair, in_vocabulary, roll_back
+from .drafting.model import in_vocabulary
+from .drafting.pair import active_head_config, check_pair
 from .decoding import Decoding, draw_beside, draw_tokens
 from .files import Lines, drop_partial, write_atomically
 from .responses import end_of_sequence, generate_responses
@@ -133,7 +134,9 @@ class _Branches:
 
     def begin(self, places: Tensor) -> tuple[Tensor, Tensor | None]:
         """Branches that begin before each of `places` of the sequence, (branches,); returns what they begin with."""
-        roll_back(self.cache, self.length)
+        excess = self.cache.get_seq_length() - self.length
+        if excess:
+            self.cache.crop(-excess)
         self.places = places
         keys = torch.arange(self.length, device=places.device)
         self.seen, self.at = keys < places[:, None], keys.expand(len(places), -1)

@@ -16,9 +16,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, candidate_generator, collect_stats
+from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp.drafting import pair as pairs
 from hf_specdecpp.acceptance import acceptance_layer
-from hf_specdecpp.candidate_generator import check_pair
+from hf_specdecpp.drafting.pair import check_pair
 
 
 def generate(target, draft, ids=None, **kwargs):
@@ -157,7 +158,7 @@ def test_a_draft_with_a_shorter_context_drafts_as_far_as_it_can_read(length, rea
 def test_a_head_that_serves_another_decoding_is_warned_of(target, monkeypatch, settings, served):
     draft = with_head(similar_draft(target), decoding={"do_sample": True, "temperature": 0.6, "top_p": 0.9})
     said = []
-    monkeypatch.setattr(candidate_generator.logger, "warning_once", said.append)
+    monkeypatch.setattr(pairs.logger, "warning_once", said.append)
     generate(target, draft, **settings, stopping_config=StoppingConfig(0.5))
     assert len(said) == (served is not None)
     for message in said:
@@ -296,7 +297,7 @@ def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
         with collect_stats() as stats:
             generate(target, draft, stopping_config=StoppingConfig(rule="cost-aware"))
         measured.append(stats.rounds)
-    costs = candidate_generator._running_costs[draft.get_base_model()]
+    costs = pairs._running_costs[draft.get_base_model()]
     (running,) = costs.values()
     assert running.rounds > measured[1] and running.profile() is not None
 
@@ -304,7 +305,7 @@ def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
 def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
     """Another dtype, attention, quantisation or device has other costs, of the target and of the draft."""
     base, target = draft.get_base_model(), copy.deepcopy(target)
-    costs = candidate_generator._running_costs
+    costs = pairs._running_costs
 
     def entries():
         generate(target, draft, max_new_tokens=4, stopping_config=StoppingConfig(rule="cost-aware"))
@@ -328,14 +329,14 @@ def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
 
 def test_costs_are_not_remembered_where_the_target_is_not_known(draft):
     candidates(draft, prompt(), StoppingConfig(rule="cost-aware"))
-    assert draft.get_base_model() not in candidate_generator._running_costs
+    assert draft.get_base_model() not in pairs._running_costs
 
 
 def test_rules_of_one_generation_learn_its_costs_once(target, draft):
     rules = [{"rule": "goodput"}, {"rule": "drop-in"}]
     with collect_stats() as stats:
         generate(target, draft, stopping_config=StoppingConfig(rule="any", settings={"rules": rules}))
-    (running,) = candidate_generator._running_costs[draft.get_base_model()].values()
+    (running,) = pairs._running_costs[draft.get_base_model()].values()
     assert running.profile() is not None
     assert running.rounds == stats.rounds - 1 - stats.stop_reasons["no_room"]  # the first reads the prompt
 

@@ -10,7 +10,8 @@ from typing import Any
 from transformers import CompileConfig, PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
-from ..candidate_generator import SpecDecPP, recommending_head
+from ..decoding.specdecpp import SpecDecPP
+from ..drafting.pair import recommending_head
 from ..stopping import RULES, CostProfile, StoppingConfig
 from ..stopping.rule import TimedRule
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..calibration import Calibration
-from ..candidate_generator import check_pair
+from ..drafting.pair import check_pair
 from ..conditions import conditions, public
 from ..cost_measurement import calibrate
 from ..data import prompt_ids

@@ -20,10 +20,10 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from .mode import Decoding
 from .noise import Noise
 from .sequences import Sequences
 
-COUPLINGS = ("seeded", "rejection")
 # Processors that look at scores alone: one call serves every position.
 BLIND = (
     EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization, MinPLogitsWarper,
@@ -36,19 +36,18 @@ class Law:
 
     Args:
         processors (`LogitsProcessorList`): functions of ids and scores.
-        do_sample (`bool`): sample, or take the likeliest token.
-        coupling (`str`): `"seeded"`: draft and target choose under the noise that plain decoding would use, and a token
-            is accepted if both choose it. `"rejection"`: speculative sampling (arXiv 2211.17192).
+        decoding (`Decoding`): sample or not, and by which coupling; what its warpers do is among the processors.
+        vocab_size (`int`): of the target.
     """
 
     def __init__(
-        self, processors: LogitsProcessorList, do_sample: bool, coupling: str, sequences: Sequences, vocab_size: int
+        self, processors: LogitsProcessorList, decoding: Decoding, sequences: Sequences, vocab_size: int
     ):
-        self.processors, self.do_sample, self.coupling = processors, do_sample, coupling
+        self.processors, self.decoding, self.do_sample = processors, decoding, decoding.do_sample
         self.sequences, self.vocab_size = sequences, vocab_size
         self.is_blind = all(type(processor) in BLIND for processor in processors)
         self.noise = None
-        if do_sample and coupling == "seeded":
+        if decoding.do_sample and decoding.coupling == "seeded":
             self.noise = Noise(len(sequences.texts), vocab_size, sequences.device)
 
     def processed(self, logits: Tensor, rows: list[int], paths: Callable[[], list[list[int]]]) -> Tensor:

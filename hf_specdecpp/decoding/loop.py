@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..drafting.draft import Draft
 from ..drafting.drafter import Drafter
-from ..stopping import Plan, Round, StoppingRule
+from ..stopping import ONE_TEXT, Plan, Round, RunningCosts, Scope, StoppingRule
 from .ending import Ending
 from .engine import Engine
 from .law import Law
@@ -27,6 +27,8 @@ class Speculation:
     Attributes:
         rules (`list[StoppingRule]`): of each row of the batch; rows may share one.
         listeners: called with what happened in each round of each row.
+        running (`RunningCosts`, *optional*): is told each round before the rules are.
+        scope (`Scope`): what a round may be, whatever the number of rows that go on.
     """
 
     target: Engine
@@ -37,6 +39,8 @@ class Speculation:
     ending: Ending
     outputs: Outputs
     listeners: list[Callable[[Round], None]]
+    running: RunningCosts | None = None
+    scope: Scope = ONE_TEXT
     reads_prompt: bool = True  # so will the draft, in its first pass
 
     @torch.no_grad()
@@ -62,7 +66,7 @@ class Speculation:
     def _plans(self) -> list[Plan]:
         """Of each row that goes on; rows that share a rule share its plan."""
         rules = [self.rules[row] for row in self.sequences.going]
-        plans = {rule: rule.plan(rules.count(rule)) for rule in dict.fromkeys(rules)}
+        plans = {rule: rule.plan(replace(self.scope, rows=rules.count(rule))) for rule in dict.fromkeys(rules)}
         return [plans[rule] for rule in rules]
 
     def _newest_and(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
@@ -82,15 +86,18 @@ class Speculation:
         Args:
             newest (`int`): the number of the text's last token among those that the target just read.
         """
-        logits = logits.float()
+        logits = logits.to(self.sequences.device, torch.float32)
         paths, tokens, scores = self._verified(draft, logits)
         counts = []
         for number, row in enumerate(self.sequences.going):
             self.outputs.add(row, [0, *(node + 1 for node in paths[number])], scores[number], logits[number])
             counts.append(self.ending.append(row, tokens[number], self.outputs.scores(row)))
-        paths = [path[: count - 1] for path, count in zip(paths, counts, strict=True)]
-        self.target.keep([[*range(newest + 1), *(newest + 1 + node for node in path)] for path in paths])
-        self.drafter.commit([[draft.nodes[i][node] for node in path] for i, path in enumerate(paths)])
+            self.outputs.cut(row, self.sequences.generated(row))
+        paths = [path[:count] for path, count in zip(paths, counts, strict=True)]
+        # A text's last token is not read: it is the target's own, or the accepted one that ended the text.
+        read = [path[: count - 1] for path, count in zip(paths, counts, strict=True)]
+        self.target.keep([[*range(newest + 1), *(newest + 1 + node for node in path)] for path in read])
+        self.drafter.commit([[draft.nodes[i][node] for node in path] for i, path in enumerate(read)])
         self._tell(draft, paths, counts, drafted - begin, time.perf_counter() - drafted)
         going = [i for i, row in enumerate(self.sequences.going) if not self.ending.is_done(row)]
         if going and len(going) < len(counts):
@@ -143,6 +150,8 @@ class Speculation:
                 new_tokens=counts[number], rows=len(counts), passes=draft.passes, width=1 + draft.most,
                 reads_prompt=self.reads_prompt, stop_reason=reason,
             )  # fmt: skip
+            if self.running is not None:
+                self.running.hear(round)
             if reason not in ("prompt", "no_room"):
                 self.rules[row].end(round)
             for listener in self.listeners:

@@ -10,6 +10,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 
+COUPLINGS = ("seeded", "rejection")
+
+
 @dataclass(frozen=True)
 class Decoding:
     """A decoding mode, with the defaults and the order of `generate`.
@@ -19,19 +22,32 @@ class Decoding:
         temperature (`float`): divides the logits, above 0.
         top_k (`int`): keep the `k` most likely tokens; 0 keeps all.
         top_p (`float`): keep the most likely tokens of this total probability, in (0, 1].
+        coupling (`str`): how sampling verifies drafts, `"seeded"` or `"rejection"`, see `DraftingConfig`.
     """
 
     do_sample: bool = False
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 1.0
+    coupling: str = "seeded"
 
     def __post_init__(self):
+        if self.coupling not in COUPLINGS:
+            raise ValueError(f"there is no coupling {self.coupling!r}: choose one of {', '.join(COUPLINGS)}")
         if not self.temperature > 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(
                 "temperature must be above 0, top_k 0 or more and top_p in (0, 1], got "
                 f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}"
             )
+
+    @classmethod
+    def stored(cls, fields: dict[str, Any]) -> Decoding:
+        """From what a head or a folder of labels says; those made before 0.2 name no coupling, for there was one."""
+        return cls(**{"coupling": "rejection"} | fields)
+
+    def same_law(self, other: Decoding) -> bool:
+        """Whether drafts are accepted alike: greedy decoding has no other settings."""
+        return self == other or not (self.do_sample or other.do_sample)
 
     def processors(self) -> LogitsProcessorList:
         """The warpers of sampling, none for greedy decoding."""
@@ -64,7 +80,9 @@ class Decoding:
 
     def generate_kwargs(self) -> dict[str, Any]:
         """The same mode as keywords of `generate`."""
-        return asdict(self) if self.do_sample else {"do_sample": False}
+        settings = asdict(self)
+        del settings["coupling"]
+        return settings if self.do_sample else {"do_sample": False}
 
 
 def draw_tokens(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -90,13 +108,20 @@ def draw_tokens(probabilities: Tensor, generator: torch.Generator | None = None)
     return torch.searchsorted(cumulative, level * total, right=True)
 
 
-def draw_beside(q: Tensor, p: Tensor, target_ids: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def draw_beside(
+    q: Tensor, p: Tensor, target_ids: Tensor, generator: torch.Generator | None = None, coupling: str = "seeded"
+) -> Tensor:
     """Tokens of the draft beside those of the target, with the joint law that speculative decoding gives them.
 
-    Where the target's token is `x`, the draft's is `x` too with probability `min(1, q(x) / p(x))`, and else one of the
-    residual `(q - p)+`: the coupling of speculative sampling (arXiv 2211.17192, appendix A.1), read the other way
-    round. The draft's token alone has the draft's distribution, and it is accepted exactly if it equals `x`. So rounds
-    along an output of the target have the law of real ones.
+    The draft's token alone has the draft's distribution, and it is accepted exactly if it equals the target's `x`. So
+    rounds along an output of the target have the law of real ones.
+
+    - `"seeded"`: the target chose `x` because `E_x / p_x` is the least of exponential races, `T`; that leaves `T`
+      exponential, `E_x = p_x T`, and `E_v = p_v T` plus a fresh exponential variable elsewhere, since exponential
+      variables have no memory. The draft takes the least `E_v / q_v`.
+    - `"rejection"`: where the target's token is `x`, the draft's is `x` too with probability `min(1, q(x) / p(x))`, and
+      else one of the residual `(q - p)+`: the coupling of speculative sampling (arXiv 2211.17192, appendix A.1), read
+      the other way round.
 
     Args:
         q, p (`torch.FloatTensor` of shape `(n, vocab_size)`): probabilities of draft and target.
@@ -107,8 +132,13 @@ def draw_beside(q: Tensor, p: Tensor, target_ids: Tensor, generator: torch.Gener
         `torch.LongTensor` of shape `(n,)`.
     """
     x = target_ids[:, None]
-    level = torch.rand(x.shape, device=q.device, generator=generator)
     possible = p.gather(-1, x)
+    if coupling == "seeded":
+        least = torch.empty_like(possible).exponential_(generator=generator) * (possible > 0)
+        rest = torch.empty_like(p).exponential_(generator=generator)
+        noise = p * least + torch.where((possible > 0) & torch.zeros_like(p, dtype=torch.bool).scatter(-1, x, True), 0, rest)
+        return (q / noise.clamp(min=torch.finfo(noise.dtype).tiny)).argmax(-1)
+    level = torch.rand(x.shape, device=q.device, generator=generator)
     drawn, other = x.clone(), (level * possible >= q.gather(-1, x)).squeeze(-1)
     residual = (q[other] - p[other]).clamp(min=0)
     # Rounding may leave nothing of the residual of distributions that are as good as equal.

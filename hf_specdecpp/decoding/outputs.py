@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 
 class Outputs:
@@ -13,16 +14,23 @@ class Outputs:
         rows (`int`): of the whole batch.
     """
 
-    def __init__(self, rows: int, scores: bool, logits: bool):
+    def __init__(self, rows: int, generation_config: GenerationConfig):
+        asked = generation_config.return_dict_in_generate
+        scores, logits = generation_config.output_scores, generation_config.output_logits
         self.kept: dict[str, list[list[Tensor]]] = {
-            name: [[] for _ in range(rows)] for name, wanted in (("scores", scores), ("logits", logits)) if wanted
+            name: [[] for _ in range(rows)] for name, wanted in (("scores", scores), ("logits", logits)) if asked and wanted
         }
 
     def add(self, row: int, places: list[int], scores: Tensor, logits: Tensor) -> None:
         """Keeps those of a row at `places` of a pass, (1 + drafted, vocab_size) each."""
         for name, found in (("scores", scores), ("logits", logits)):
             if name in self.kept:
-                self.kept[name][row] += list(found[places].clone())
+                self.kept[name][row] += list(found[places])
+
+    def cut(self, row: int, length: int) -> None:
+        """Forgets those of a row beyond its first `length` generated tokens."""
+        for rows in self.kept.values():
+            del rows[row][length:]
 
     def scores(self, row: int) -> tuple[Tensor, ...] | None:
         """Of a row so far, as stopping criteria take them: (1, vocab_size) each."""

@@ -37,7 +37,7 @@ class ModelDrafter:
 
     Args:
         needs (`frozenset[str]`): fields of `DraftedToken` that the rule reads.
-        vocab_size (`int`): of the target.
+        max_context (`float`): the most tokens that the model can read.
         eos (`set[int]`): tokens behind which nothing is drafted.
     """
 
@@ -48,16 +48,18 @@ class ModelDrafter:
         sequences: Sequences,
         needs: frozenset[str],
         judge: Judge | None,
-        vocab_size: int,
+        max_context: float,
         eos: set[int],
     ):
-        self.law, self.sequences, self.judge, self.eos = law, sequences, judge, eos
+        self.law, self.sequences, self.judge, self.max_context, self.eos = law, sequences, judge, max_context, eos
         self.needs = needs | (set(judge.config.features) if judge else set())
-        self.vocab_size, self.own_vocab_size = vocab_size, model.config.get_text_config().vocab_size
+        self.vocab_size, self.own_vocab_size = law.vocab_size, model.config.get_text_config().vocab_size
         self.engine = Engine(model, list(sequences.padding))
 
     def draft(self, plans: list[Plan]) -> Draft:
-        rooms = self.sequences.rooms()
+        going = self.sequences.going
+        own = [self.max_context - self.sequences.length(row) + self.sequences.padding[row] + 1 for row in going]
+        rooms = [min(room, most) for room, most in zip(self.sequences.rooms(), own, strict=True)]
         limits = [room if plan.cap is None else min(plan.cap, room) for plan, room in zip(plans, rooms, strict=True)]
         draft = Draft([[] for _ in plans], ["no_room" if room < 1 else "no_draft" for room in rooms])
         frontier: list[tuple[int, Node | None]] = [(row, None) for row, limit in enumerate(limits) if limit > 0]
@@ -145,7 +147,7 @@ class ModelDrafter:
         children = []
         for number, (row, parent) in enumerate(frontier):
             for rank in range(tokens.shape[1]):
-                seen = {name: round(found[name][number][rank], 5) for name in DRAFTED if name in found}
+                seen = {name: found[name][number][rank] for name in DRAFTED if name in found}
                 token = DraftedToken(len(paths[number]) + 1, **seen, rank=rank + 1)
                 child = Node(row, parent, token, int(found["id"][number][rank]))
                 children.append(child)
@@ -153,7 +155,7 @@ class ModelDrafter:
                 if q is not None and self.law.noise is None:
                     draft.q[id(child)] = q[number]
             if "late" in found:
-                parent.token = replace_acceptance(parent.token, round(found["late"][number][0], 5))
+                parent.token = replace_acceptance(parent.token, found["late"][number][0])
         return children
 
     def _judged(self, states: Tensor, facts: dict[str, Tensor], positions: list[int]) -> Tensor:

@@ -5,9 +5,10 @@ from .cost_aware import CostAware
 from .costs import CostProfile, RunningCosts
 from .plan import Plan
 from .round import DraftedToken, Round, Scope
-from .rule import StoppingRule
+from .rule import ONE_TEXT, StoppingRule
 
 __all__ = [
+    "ONE_TEXT",
     "RULES",
     "CostAware",
     "CostProfile",

@@ -39,20 +39,29 @@ class Rows:
         return f"{self.procedure}, mixing {self.mixing:g}" if self.procedure == "specdec++" else self.procedure
 
 
-def acceptance(p: Tensor, q: Tensor, drawn: Tensor) -> Tensor:
-    """The probability that the target accepts each drawn token: `min(1, p / q)` (arXiv 2405.19715, section 3.2).
+def acceptance(p: Tensor, q: Tensor, drawn: Tensor, coupling: str) -> Tensor:
+    """The probability that the target accepts each drawn token.
+
+    `"rejection"`: `min(1, p_y / q_y)` (arXiv 2405.19715, section 3.2). `"seeded"`: both take the least of exponential
+    races under one noise, so it is the probability that `y` wins both, divided by `q_y`:
+    `1 / (q_y sum_v max(p_v / p_y, q_v / q_y))`.
 
     Args:
         p, q (`torch.FloatTensor` of shape `(n, vocab_size)`): the distributions that target and draft draw from, see
             `Decoding.probabilities` (the authors' code leaves them unwarped). Under greedy decoding both are certain,
             and so is the acceptance.
         drawn (`torch.LongTensor` of shape `(n,)`): tokens drawn from `q`.
+        coupling (`str`): see `DraftingConfig`.
 
     Returns:
         `torch.FloatTensor` of shape `(n,)`, in [0, 1].
     """
-    index = drawn[:, None]
-    return (p.gather(-1, index) / q.gather(-1, index)).clamp(max=1).squeeze(-1)
+    y = drawn[:, None]
+    p_y, q_y = p.gather(-1, y), q.gather(-1, y)
+    if coupling == "rejection":
+        return (p_y / q_y).clamp(max=1).squeeze(-1)
+    # The fraction is multiplied by p_y, so that a token which the target rules out yields 0.
+    return (p_y / torch.maximum(p * q_y, q * p_y).sum(-1, keepdim=True)).clamp(max=1).squeeze(-1)
 
 
 def overlap(p: Tensor, q: Tensor) -> Tensor:
@@ -104,9 +113,9 @@ def label_responses(
                 drawn = draw_tokens(q, generator).squeeze(-1)
                 row[f"{name}_mixed"] = torch.rand(drawn.shape, generator=generator, device=q.device) < rows.mixing
             else:
-                drawn = draw_beside(q, p, target_ids, generator)
+                drawn = draw_beside(q, p, target_ids, generator, decoding.coupling)
             row[f"{name}_drawn"] = drawn
-            row[f"{name}_acceptance"] = acceptance(p, q, drawn)
+            row[f"{name}_acceptance"] = acceptance(p, q, drawn, decoding.coupling)
             row[f"{name}_probability"] = (q if decoding.do_sample else raw).gather(-1, drawn[:, None]).squeeze(-1)
             row[f"{name}_overlap"] = overlap(p, q)
         labelled.append({k: v.tolist() if isinstance(v, Tensor) else v for k, v in row.items()})

@@ -7,7 +7,9 @@ with ours: nothing is set on the user's model, and threads do not meet.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -19,14 +21,11 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from .statistics import active_statistics
+from ..statistics import GenerationStatistics, active_statistics
+from ..stopping import DraftedToken, Round
+from .checks import check_processors, check_target
 
 CandidateGeneratorFactory = Callable[..., CandidateGenerator]
-
-# Classes of logits processors, and packages of them, that keep state from call to call: SynthID hashes the tokens that
-# it saw, unbatched guidance has a cache of its own, the packages follow a grammar by one token a call.
-STATEFUL_PROCESSORS = {"SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor"}
-STATEFUL_PACKAGES = {"outlines", "transformers_cfg", "xgrammar"}
 
 
 class TargetView:
@@ -45,9 +44,42 @@ class TargetView:
 
     def _get_candidate_generator(self, **kwargs) -> CandidateGenerator:
         generator = self._candidate_generator(**accepted_by(self._candidate_generator, kwargs | self._extra))
-        for statistics in active_statistics():
-            statistics.watch(generator)
-        return generator
+        return Counted(generator, active_statistics()) if active_statistics() else generator
+
+
+class Counted(CandidateGenerator):
+    """A candidate generator whose rounds are told to statistics."""
+
+    def __init__(self, generator: CandidateGenerator, statistics: Sequence[GenerationStatistics]):
+        self._generator, self._statistics = generator, statistics
+
+    def __getattr__(self, name: str):
+        return getattr(self._generator, name)
+
+    @property
+    def requires_model_outputs(self) -> bool:
+        return self._generator.requires_model_outputs
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, Tensor | None]:
+        self._begin, self._length = time.perf_counter(), input_ids.shape[1]
+        candidate_ids, candidate_logits = self._generator.get_candidates(input_ids, **kwargs)
+        self._drafted_ids = candidate_ids[0, self._length :].tolist()
+        self._drafted = time.perf_counter()
+        return candidate_ids, candidate_logits
+
+    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: Tensor, num_matches: int) -> None:
+        new_ids = input_ids[0, self._length :].tolist()
+        # A rejected token is never its own replacement, so equal tokens are accepted ones.
+        pairs = zip(self._drafted_ids, new_ids, strict=False)
+        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        round = Round(
+            [DraftedToken(place) for place in range(1, len(self._drafted_ids) + 1)], accepted,
+            draft_seconds=self._drafted - self._begin, target_seconds=time.perf_counter() - self._drafted,
+            new_tokens=len(new_ids), stop_reason=getattr(self._generator, "stop_reason", None),
+        )  # fmt: skip
+        for statistics in self._statistics:
+            statistics.hear(round)
+        self._generator.update_candidate_strategy(input_ids, scores, num_matches)
 
 
 def accepted_by(factory: CandidateGeneratorFactory, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +180,17 @@ def assisted_decoding(
     """
     check_target(model, input_ids, generation_config, model_kwargs)
     check_processors(logits_processor)
+    if len(input_ids) > 1:
+        raise ValueError(
+            f"transformers' assisted decoding generates one sequence at a time, got {len(input_ids)} (the batch times "
+            "num_return_sequences): call generate once for each, or take SpecDecPP without attentions and hidden states"
+        )
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"past_key_values holds {cache.get_seq_length()} tokens already, which transformers' assisted decoding "
+            "would read again: leave it out, or take SpecDecPP without attentions and hidden states"
+        )
     extra = {"target_config": model.config, "target_model": model}
     if stopping_config is not None:
         extra["stopping_config"] = stopping_config
@@ -167,57 +210,3 @@ def assisted_decoding(
         **model_kwargs,
     )
     return output if exact_stop is None else exact_stop.trim(output)
-
-
-def check_target(model: PreTrainedModel, input_ids: Tensor, generation_config, model_kwargs: dict) -> None:
-    """Raises `ValueError` with the reason if assisted decoding cannot serve this call."""
-    name = type(model).__name__
-    config: PretrainedConfig = model.config
-    if config.is_encoder_decoder:
-        raise ValueError(f"the target, a {name}, is an encoder-decoder model: only decoder-only models are supported")
-    if model._is_stateful:
-        raise ValueError(f"the target, a {name}, keeps a recurrent state that cannot be rolled back")
-    if generation_config.num_beams > 1:
-        raise ValueError(f"num_beams={generation_config.num_beams}: assisted decoding has one beam, leave it out")
-    if input_ids.shape[0] > 1:
-        raise ValueError(
-            f"assisted decoding generates one sequence at a time, got {input_ids.shape[0]} (the batch times "
-            "num_return_sequences): call generate once for each"
-        )
-    if is_prompt_tuned(getattr(model.prepare_inputs_for_generation, "__self__", None)):
-        raise ValueError(
-            f"the target, a {name}, is tuned by virtual tokens (prompt or prefix tuning), which assisted decoding "
-            "cannot serve: use an adapter that changes weights, such as LoRA, or decode without candidate_generator"
-        )
-    if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
-        raise ValueError("the prompt came as inputs_embeds, which the draft cannot read: give input_ids alone")
-    if not generation_config.use_cache:
-        raise ValueError("use_cache=False: assisted decoding rolls the target's cache back, leave use_cache on")
-    cache = model_kwargs.get("past_key_values")
-    if isinstance(cache, StaticCache):
-        raise ValueError(
-            "a static cache cannot be rolled back: leave cache_implementation out, or pass a DynamicCache"
-        )
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ValueError(
-            f"past_key_values holds {cache.get_seq_length()} tokens already, which the loop would read again: "
-            "leave it out and give the whole text as input_ids"
-        )
-
-
-def check_processors(processors: LogitsProcessorList) -> None:
-    """Raises `ValueError` for a logits processor that is known to keep state, which drafted tokens would disturb."""
-    for processor in processors:
-        classes = type(processor).__mro__
-        packages = {c.__module__.partition(".")[0] for c in classes}
-        if STATEFUL_PROCESSORS & {c.__name__ for c in classes} or STATEFUL_PACKAGES & packages:
-            raise ValueError(
-                f"the logits processor {type(processor).__name__} keeps state from call to call, which drafted tokens "
-                "would disturb: leave out what asks for it (watermarking_config, guidance_scale, a grammar) or decode "
-                "without candidate_generator"
-            )
-
-
-def is_prompt_tuned(model: Any) -> bool:
-    """Whether `model` is a `PeftModel` whose active adapter puts virtual tokens before the text."""
-    return isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning

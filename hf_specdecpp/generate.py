@@ -15,7 +15,9 @@ from typing import Any
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .assisted_decoding import accepted_by, assisted_decoding
+from .decoding.specdecpp import generated
+from .decoding.transformers_loop import accepted_by
+from .drafting.config import DraftingConfig
 
 _lock = threading.Lock()
 _original = None
@@ -75,6 +77,7 @@ def with_candidate_generator(
     candidate_generator,
     assistant_model=None,
     stopping_config=None,
+    drafting_config=None,
     streamer=None,
     tokenizer=None,
     assistant_tokenizer=None,
@@ -112,6 +115,8 @@ def with_candidate_generator(
         )
     if stopping_config is not None and not accepted_by(candidate_generator, {"stopping_config": stopping_config}):
         raise TypeError(f"{candidate_generator!r} takes no stopping_config: leave it out")
+    if drafting_config is not None and not isinstance(drafting_config, DraftingConfig):
+        raise TypeError(f"drafting_config must be a DraftingConfig, got {type(drafting_config).__name__}")
 
     # The hook keeps the tokenizer from `generate`, which needs it for stop strings only: make their criterion here.
     generation_config = kwargs.get("generation_config") or model.generation_config
@@ -126,14 +131,9 @@ def with_candidate_generator(
             kwargs["generation_config"].stop_strings = None
 
     def run(model, input_ids, **prepared):
-        return assisted_decoding(
-            model,
-            input_ids,
-            candidate_generator=candidate_generator,
-            assistant_model=assistant_model,
-            streamer=streamer,
-            stopping_config=stopping_config,
-            **prepared,
-        )
+        return generated(
+            candidate_generator, model, input_ids, assistant_model=assistant_model, stopping_config=stopping_config,
+            drafting_config=drafting_config, streamer=streamer, **prepared,
+        )  # fmt: skip
 
     return kwargs | {"custom_generate": run, "streamer": streamer}

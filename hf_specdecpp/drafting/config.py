@@ -1,0 +1,44 @@
+"""`DraftingConfig`: what is drafted and how drafts are verified, as a value that goes to and from JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from numbers import Integral
+from typing import Any, Literal
+
+from ..decoding.mode import COUPLINGS
+
+@dataclass(frozen=True)
+class DraftingConfig:
+    """What a round may draft. `StoppingConfig` says when it ends.
+
+    Args:
+        branches (`int`, *optional*): the most tokens drafted behind one: 1 makes chains, more make trees under the
+            rules that plan them (`"cost-aware"`, `"eagle-2"`, `"cape"`). Left out, the rule chooses between chains and
+            trees by what they cost.
+        max_nodes (`int`): the most drafted tokens of a text that the target verifies in one pass.
+        coupling (`str`): how sampling verifies. `"seeded"`: draft and target choose under the noise that plain decoding
+            would use at each position, and a token is accepted if both choose it, so that the same seed gives plain
+            decoding's text (arXiv 2408.07978). `"rejection"`: speculative sampling (arXiv 2211.17192), in trees
+            recursive rejection (arXiv 2402.14160); the law is the target's, the text is another.
+
+    Raises:
+        ValueError: for numbers below 1, or a coupling that there is not.
+    """
+
+    branches: int | None = None
+    max_nodes: int = 32
+    coupling: Literal["seeded", "rejection"] = "seeded"
+
+    def __post_init__(self):
+        for name in ("branches", "max_nodes"):
+            value = getattr(self, name)
+            whole = isinstance(value, Integral) and not isinstance(value, bool) and value >= 1
+            if not whole and (name, value) != ("branches", None):
+                raise ValueError(f"{name} counts tokens and must be a whole number from 1, got {value!r}")
+        if self.coupling not in COUPLINGS:
+            raise ValueError(f"there is no coupling {self.coupling!r}: choose one of {', '.join(COUPLINGS)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it; `DraftingConfig(**config.to_dict())` is equal."""
+        return asdict(self)

@@ -1,0 +1,255 @@
+"""A draft beside its target: whether they fit, what the draft's head recommends, and what makes rules and drafters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from ..acceptance import AcceptanceHeadConfig, acceptance_layer, model_signature
+from ..calibration import stored_calibration
+from ..decoding.checks import is_prompt_tuned
+from ..decoding.law import Law
+from ..decoding.mode import Decoding
+from ..decoding.sequences import Sequences
+from ..stopping import RunningCosts, StoppingConfig, StoppingRule
+from .model import Judge, ModelDrafter
+
+logger = logging.get_logger(__name__)
+
+# What rounds cost, by draft and by how target and draft run, so that a rule which measures need not begin anew in
+# every generation.
+_running_costs: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], RunningCosts]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A draft that can serve, and the settings that it serves by.
+
+    Attributes:
+        draft (`PreTrainedModel`): without PEFT's wrapper.
+        head (`AcceptanceHeadConfig`, *optional*): of the active head.
+        stopping_config (`StoppingConfig`, *optional*): the caller's.
+    """
+
+    draft: PreTrainedModel
+    head: AcceptanceHeadConfig | None
+    stopping_config: StoppingConfig | None
+
+    @classmethod
+    def of(cls, assistant_model: nn.Module | None, stopping_config: StoppingConfig | None) -> Pair:
+        """The pair's half that `generate` is given.
+
+        Raises:
+            TypeError: if the draft is missing or no causal language model of transformers.
+            ValueError: if the rule asks a head and none is active on the draft, or if the draft is prompt-tuned,
+                recurrent or an encoder-decoder model.
+        """
+        if is_prompt_tuned(assistant_model):
+            raise ValueError(
+                "the draft is tuned by virtual tokens (prompt or prefix tuning), which SpecDecPP cannot serve: give "
+                "its base model, or a draft with an adapter that changes weights, such as LoRA"
+            )
+        if isinstance(assistant_model, PeftModel):
+            assistant_model = assistant_model.get_base_model()
+        if not isinstance(assistant_model, PreTrainedModel):
+            raise TypeError(
+                f"SpecDecPP drafts with a model that transformers loaded, got {type(assistant_model).__name__}: pass "
+                "the draft as assistant_model=draft"
+            )
+        if stopping_config is not None and not isinstance(stopping_config, StoppingConfig):
+            raise TypeError(f"stopping_config must be a StoppingConfig, got {type(stopping_config).__name__}")
+        if assistant_model.config.is_encoder_decoder or assistant_model._is_stateful:
+            raise ValueError(
+                f"the draft, a {type(assistant_model).__name__}, must be a decoder-only model whose cache can be "
+                "rolled back: encoder-decoder and recurrent drafts are not supported"
+            )
+        return cls(assistant_model, recommending_head(assistant_model, stopping_config), stopping_config)
+
+    def settings(self, generation_config: GenerationConfig) -> StoppingConfig:
+        """Of one generation, nothing left out."""
+        asked = honoured(generation_config, self.stopping_config, self.draft.generation_config)
+        return asked.filled_from(self.head)
+
+    def rules(
+        self, settings: StoppingConfig, length: int, rows: int, target: PreTrainedModel | None
+    ) -> tuple[list[StoppingRule], RunningCosts | None]:
+        """The rules of one generation from prompts of `length` tokens, one for each of its rows or one for all.
+
+        Also what rounds cost, where the rule counts seconds: the caller adds each round to it before the rule's `end`.
+        """
+        running = stored = None
+        if settings.needs_seconds:
+            running = RunningCosts()
+            if target is not None:
+                key = (str(torch.get_num_threads()), *running_as(target), *running_as(self.draft))
+                running = _running_costs.setdefault(self.draft, {}).setdefault(key, running)
+                stored = stored_calibration(target.config, self.draft, target.device)
+        rule = settings.new_rule(running, stored and stored.at(length))
+        if rule.shared:
+            return [rule] * rows, running
+        return [rule, *(settings.new_rule() for _ in range(rows - 1))], running
+
+    def drafter(self, law: Law, sequences: Sequences, rule: StoppingRule, eos: set[int]) -> ModelDrafter:
+        """What drafts for `rule`."""
+        judge = None
+        if "acceptance" in rule.needs:
+            judge = Judge(acceptance_layer(self.draft), self.head)
+            warn_of_other_decoding(Decoding.stored(self.head.decoding), law.decoding)
+        limit = max_context(self.draft.config)
+        if limit < sequences.max_length:
+            logger.warning_once(
+                f"the draft reads at most {limit} tokens, and the text may have {sequences.max_length}: beyond the "
+                "former the target decodes alone"
+            )
+        return ModelDrafter(self.draft, law, sequences, rule.needs, judge, limit, eos)
+
+
+def recommending_head(draft: PreTrainedModel, stopping_config: StoppingConfig | None) -> AcceptanceHeadConfig | None:
+    """The head that is active on `draft`; `None` if there is none and the rule of `stopping_config` needs none.
+
+    Raises:
+        ValueError: if a head is needed and none is active.
+    """
+    try:
+        return active_head_config(draft)
+    except ValueError:
+        if stopping_config is None or stopping_config.rule is None or stopping_config.filled_from(None).needs_head:
+            raise
+        return None
+
+
+def active_head_config(draft: PreTrainedModel) -> AcceptanceHeadConfig:
+    """The configuration of the head that is active on `draft`.
+
+    Raises:
+        ValueError: if the draft has no head, or none is active.
+    """
+    layer = acceptance_layer(draft)
+    if layer.active_head_name is None:
+        raise ValueError(
+            f"none of the draft's acceptance heads {sorted(layer.head_configs)} is active: choose one with set_adapter"
+        )
+    return layer.head_configs[layer.active_head_name]
+
+
+def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, target: PretrainedConfig | None) -> int:
+    """The size of the vocabulary that candidates speak, the target's.
+
+    Raises:
+        ValueError: if the head was trained for another target, or draft and target use different tokenizers.
+    """
+    own = draft.get_text_config().vocab_size
+    if target is None:
+        return own
+    if size(draft) > size(target):
+        logger.warning_once("the draft is larger than the target: are they swapped?")
+    signature = model_signature(target)
+    if head is not None and head.target_signature is not None and head.target_signature != signature:
+        swapped = (signature, model_signature(draft)) == (head.draft_signature, head.target_signature)
+        raise ValueError(
+            f"this head predicts the verdicts of {head.target_name_or_path!r} ({head.target_signature}), but the "
+            f"target is a {signature}: {'swap target and draft' if swapped else 'use a head trained for this pair'}"
+        )
+    theirs = target.get_text_config().vocab_size
+    # Models of one family pad one tokenizer's vocabulary to different multiples (Qwen2.5: 151936 and 152064).
+    if abs(own - theirs) > 512 or (own != theirs and min(own, theirs) < 4096):
+        raise ValueError(
+            f"the draft has a vocabulary of {own} tokens and the target one of {theirs}: SpecDecPP needs a draft with "
+            "the target's tokenizer"
+        )
+    return theirs
+
+
+def running_as(model: PreTrainedModel) -> tuple[str, ...]:
+    """What the cost of a model's passes depends on: what it is, where it lies, its precision and its attention."""
+    return (
+        model_signature(model.config),
+        str(getattr(model, "hf_device_map", None) or model.device),
+        str(model.dtype),
+        str(getattr(model.config, "quantization_config", None)),
+        str(model.config._attn_implementation),
+    )
+
+
+def max_context(config: PretrainedConfig) -> float:
+    """How many tokens a draft can read; infinite for rotary positions, which beyond training are only worse."""
+    text = config.get_text_config()
+    if getattr(text, "rope_parameters", None) is not None:
+        return math.inf
+    return getattr(text, "max_position_embeddings", None) or math.inf
+
+
+def size(config: PretrainedConfig) -> int:
+    """What the weights of a model's layers grow with."""
+    text = config.get_text_config()
+    return getattr(text, "num_hidden_layers", 0) * getattr(text, "hidden_size", 0) ** 2
+
+
+def decoding_of(generation_config: GenerationConfig, coupling: str) -> Decoding:
+    """The part of a generation's settings that heads are trained for."""
+    if not generation_config.do_sample:
+        return Decoding()
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    given = {name: getattr(generation_config, name) for name in neutral}
+    chosen = {name: neutral[name] if value is None else value for name, value in given.items()}
+    return Decoding(True, **chosen, coupling=coupling)
+
+
+def warn_of_other_decoding(trained: Decoding, used: Decoding) -> None:
+    """Warns if a head that was trained for one way of decoding serves another."""
+    if trained.same_law(used):
+        return
+    trained_for, serves = (
+        ", ".join(f"{name}={value}" for name, value in asdict(mode).items()) if mode.do_sample else "do_sample=False"
+        for mode in (trained, used)
+    )
+    logger.warning_once(
+        f"the active acceptance head was trained for {trained_for} and now serves {serves}: the output is exact all "
+        "the same, but the head's probabilities are not calibrated for it"
+    )
+
+
+def honoured(
+    generation_config: GenerationConfig, stopping_config: StoppingConfig | None, own: GenerationConfig
+) -> StoppingConfig:
+    """`stopping_config` with what the caller asked of assisted generation through `generate`'s own settings.
+
+    Args:
+        own: the draft's, whose `num_assistant_tokens` bounds a draft unless the caller says otherwise.
+
+    Raises:
+        ValueError: for a setting that contradicts `stopping_config` or that SpecDec++ cannot honour.
+    """
+    settings = stopping_config or StoppingConfig()
+    if generation_config.prompt_lookup_num_tokens is not None:
+        raise ValueError("prompt_lookup_num_tokens drafts from the prompt, SpecDecPP with a model: give one of them")
+    defaults = GenerationConfig._get_default_generation_params()
+    if generation_config.assistant_ensemble_weight is not None:
+        raise ValueError("assistant_ensemble_weight changes the target's distribution, and SpecDecPP never does")
+    for name in ("assistant_confidence_threshold", "num_assistant_tokens_schedule"):
+        value = getattr(generation_config, name)
+        if value not in (None, defaults[name]):
+            raise ValueError(
+                f"{name}={value!r} belongs to transformers' own rule: with SpecDecPP, set the threshold and the "
+                "bounds in stopping_config"
+            )
+    default = defaults["num_assistant_tokens"]
+    asked = generation_config.num_assistant_tokens
+    if asked in (None, default):
+        unbounded = settings.min_draft_length is None and settings.max_draft_length is None
+        if unbounded and own.num_assistant_tokens not in (None, default):
+            return replace(settings, max_draft_length=own.num_assistant_tokens)
+        return settings
+    if settings.max_draft_length not in (None, asked):
+        raise ValueError(
+            f"num_assistant_tokens={asked} and max_draft_length={settings.max_draft_length} contradict each other: "
+            "give one of them"
+        )
+    return replace(settings, max_draft_length=asked)
