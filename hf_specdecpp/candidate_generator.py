@@ -18,7 +18,14 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from .acceptance import AcceptanceHeadConfig, acceptance_layer, listening, model_signature, token_features
+from .acceptance import (
+    AcceptanceHeadConfig,
+    acceptance_layer,
+    execution_device,
+    listening,
+    model_signature,
+    token_features,
+)
 from .acceptance.layer import Listener
 from .assisted_decoding import assisted_decoding, is_prompt_tuned
 from .calibration import stored_calibration
@@ -154,12 +161,14 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.vocab_size = check_pair(self.head_config, draft.config, target_config)
         eos_token_id = generation_config.eos_token_id
         eos = [] if eos_token_id is None else torch.as_tensor(eos_token_id).flatten().tolist()
-        self.eos_token_ids = torch.tensor(eos, dtype=torch.long, device=draft.device)
+        # Only the draft's passes run on its device: all else on that of the ids, where the processors' tensors are.
+        self.draft_device = execution_device(draft.get_input_embeddings())
+        self.eos_token_ids = torch.tensor(eos, dtype=torch.long, device=input_ids.device)
         # Without a config no layer slides: a round makes several passes before it is rolled back, which the sliding
         # layers of transformers 5.17 cannot; the mask confines attention to the window all the same.
         self.cache = DynamicCache()
         mask = model_kwargs.get("attention_mask")
-        self.prompt_mask = None if mask is None or bool(mask.all()) else mask.to(draft.device)
+        self.prompt_mask = None if mask is None or bool(mask.all()) else mask.to(self.draft_device)
         self.forward_kwargs = {"logits_to_keep": 1} if draft._supports_logits_to_keep() else {}
 
     def _new_rule(
@@ -187,15 +196,15 @@ class SpecDecPP(AssistedCandidateGenerator):
         """Drafts one round.
 
         Args:
-            input_ids (`torch.LongTensor` of shape `(1, length)`): the tokens generated so far, on any device.
+            input_ids (`torch.LongTensor` of shape `(1, length)`): the tokens generated so far, on the device of the
+                logits processors, which may be another than the draft's.
 
         Returns:
             `torch.LongTensor` of shape `(1, length + drafted)`, and when sampling the processed logits
             (`torch.FloatTensor` of shape `(1, drafted, vocab_size)`) that the drafted tokens were drawn from.
         """
         start = time.perf_counter()
-        sequence = input_ids.to(self.assistant_model.device)
-        length = sequence.shape[1]
+        sequence, length = input_ids, input_ids.shape[1]
         room = min(self.main_model_max_length - length - 1, self.max_context - length + 1)
         cap, self.drafted, scores = min(self.rule.begin(), room), [], []
         self.stop_reason = "no_room" if room < 1 else "no_draft"
@@ -240,7 +249,7 @@ class SpecDecPP(AssistedCandidateGenerator):
             judged, self.newest_features = (self.newest_features, features) if late else (features, None)
             if self.drafted or not late:
                 acceptance_logits = self.judge.acceptance_logits(listener.hidden_states[:, -1:], judged)
-                facts["acceptance"] = torch.sigmoid(acceptance_logits[0, 0])
+                facts["acceptance"] = torch.sigmoid(acceptance_logits[0, 0]).to(newest.device)
         values = dict(zip(facts, torch.stack(list(facts.values())).tolist(), strict=True))
         ended = bool(values.pop("ended"))
         if late and self.drafted:
@@ -285,9 +294,10 @@ class SpecDecPP(AssistedCandidateGenerator):
         if self.own_vocab_size < self.vocab_size:  # padded less than the target's, which may say a padding token
             newest = newest.clamp(max=self.own_vocab_size - 1)
         outputs = self.assistant_model(
-            input_ids=newest, past_key_values=self.cache, use_cache=True, **masked, **self.forward_kwargs
-        )
-        return in_vocabulary(outputs.logits[:, -1], self.vocab_size)
+            input_ids=newest.to(self.draft_device), past_key_values=self.cache, use_cache=True, **masked,
+            **self.forward_kwargs,
+        )  # fmt: skip
+        return in_vocabulary(outputs.logits[:, -1].to(sequence.device), self.vocab_size)
 
     def _draw(self, sequence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The next token, (1, 1), and the processed logits that it was drawn from, (1, vocab_size)."""

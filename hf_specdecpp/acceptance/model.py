@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from .config import AcceptanceHeadConfig, model_signature
 from .head import AcceptanceHead
-from .layer import AcceptanceHeadLayer, acceptance_layer
+from .layer import AcceptanceHeadLayer, acceptance_layer, execution_device
 
 
 @torch.no_grad()
@@ -89,7 +89,10 @@ class AcceptanceHeadModel(BaseTuner):
         if isinstance(target, AcceptanceHeadLayer):
             target.update_layer(adapter_name, peft_config)
         else:
-            self._replace_module(parent, target_name, AcceptanceHeadLayer(target, adapter_name, peft_config), target)
+            # Not by `_replace_module`, which would take the head to where the wrapped weight is, be it "meta".
+            setattr(parent, target_name, AcceptanceHeadLayer(target, adapter_name, peft_config))
+            if hasattr(self.model, "hf_device_map"):  # tells `load_adapter` that the head is not offloaded
+                self.model.hf_device_map[f"{current_key}.acceptance_head"] = execution_device(target)
 
     def forward(self, *args, acceptance_only: bool = False, **kwargs):
         """The draft's own forward pass; or, to train a head, the frozen decoder and the head without the vocabulary.
