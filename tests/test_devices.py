@@ -1,4 +1,4 @@
-"""Target, draft and head on several devices: offloaded weights lie on "meta", and tensors may say they are elsewhere."""
+"""Several devices: offloaded weights lie on "meta", and tensors may say that they are elsewhere."""
 
 import pytest
 import torch
