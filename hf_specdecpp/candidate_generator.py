@@ -235,7 +235,7 @@ class SpecDecPP(AssistedCandidateGenerator):
     def _see(self, newest: Tensor, logits: Tensor, processed: Tensor, listener: Listener | None) -> bool:
         """Adds to `drafted` what the rule may see of the newest token; returns whether it ends the sequence.
 
-        All of it comes to the host in one transfer, the only one of the drafting loop.
+        All of it comes to the host in one transfer; when sampling, the check of what is drawn from is another.
         """
         facts = {"ended": torch.isin(newest[0, 0], self.eos_token_ids).float()}
         raw = logits.softmax(-1) if self.needs & {"probability", "entropy"} else None
@@ -382,7 +382,7 @@ def running_as(model: PreTrainedModel) -> tuple[str, ...]:
     """What the cost of a model's passes depends on: what it is, where it lies, its precision and its attention."""
     return (
         model_signature(model.config),
-        str(getattr(model, "hf_device_map", None) or model.device),
+        f"{model.device} {getattr(model, 'hf_device_map', None)}",
         str(model.dtype),
         str(getattr(model.config, "quantization_config", None)),
         str(model.config._attn_implementation),
