@@ -8,6 +8,7 @@ from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     DynamicCache,
     GenerationConfig,
+    LlamaConfig,
     LogitsProcessor,
     LogitsProcessorList,
     StaticCache,
@@ -322,8 +323,7 @@ def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
     seen.add(candidate_generator.running_as(target))
     target.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     seen.add(candidate_generator.running_as(target))
-    del target.hf_device_map
-    seen.add(candidate_generator.running_as(target.to("meta")))
+    seen.add(candidate_generator.running_as(target.to("meta")))  # its map stays as it was
     assert len(seen) == 4
 
 
@@ -367,6 +367,25 @@ def test_another_tokenizer_is_refused(target, tokenizer):
     other = with_head(tiny_model("llama", vocab_size=VOCAB + 40))
     with pytest.raises(ValueError, match="a draft with the target's tokenizer"):
         generate(target, other)
+
+
+@pytest.mark.parametrize(
+    "own, theirs, warns",
+    [
+        ({"bos_token_id": 151643, "eos_token_id": 151643}, {"bos_token_id": 151643, "eos_token_id": 151645}, False),
+        ({"eos_token_id": 128001}, {"eos_token_id": [128001, 128008, 128009]}, False),
+        ({"bos_token_id": 1, "eos_token_id": 2}, {"bos_token_id": None, "eos_token_id": None}, False),
+        ({"eos_token_id": 0}, {"bos_token_id": 50256, "eos_token_id": 50256}, True),
+        ({"eos_token_id": 2, "pad_token_id": -1}, {"eos_token_id": 3, "pad_token_id": -1}, True),
+    ],
+)
+def test_equal_vocabularies_without_a_special_token_in_common_are_warned_of(monkeypatch, own, theirs, warns):
+    """Base and Instruct models of one tokenizer may name other tokens, so it cannot be an error."""
+    said = []
+    monkeypatch.setattr(candidate_generator.logger, "warning_once", said.append)
+    nothing = {"vocab_size": 152064, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    assert check_pair(None, LlamaConfig(**nothing | own), LlamaConfig(**nothing | theirs)) == 152064
+    assert ["none in common" in message for message in said] == [True] * warns
 
 
 def test_a_vocabulary_padded_differently_is_no_other_tokenizer():

@@ -6,7 +6,7 @@ from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
 from .config import AcceptanceHeadConfig, AcceptancePeftType, model_signature
 from .features import FEATURES, token_features
 from .head import AcceptanceHead
-from .layer import AcceptanceHeadLayer, acceptance_layer, listening
+from .layer import AcceptanceHeadLayer, acceptance_layer, execution_device, listening
 from .model import AcceptanceHeadModel, read_head, states_at
 
 PEFT_TYPE_TO_CONFIG_MAPPING[AcceptancePeftType.ACCEPTANCE_HEAD] = AcceptanceHeadConfig
@@ -21,6 +21,7 @@ __all__ = [
     "AcceptancePeftType",
     "FEATURES",
     "acceptance_layer",
+    "execution_device",
     "listening",
     "model_signature",
     "read_head",

@@ -54,10 +54,10 @@ class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
         self.update_layer(adapter_name, config)
 
     def update_layer(self, adapter_name: str, config: AcceptanceHeadConfig) -> None:
-        """Adds a head, on the device of the wrapped layer; its dtype stays float32."""
+        """Adds a head, on the device that the wrapped layer computes on; its dtype stays float32."""
         head = AcceptanceHead(config.hidden_size, config.num_layers, config.tied, len(config.features))
         if head.out.weight.device.type != "meta":
-            head.to(self.get_base_layer().weight.device)
+            head.to(execution_device(self.get_base_layer()))
         self.acceptance_head[adapter_name] = head
         self.head_configs[adapter_name] = config
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
@@ -98,6 +98,16 @@ class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
 
     def __repr__(self) -> str:
         return "acceptance." + super().__repr__()
+
+
+def execution_device(module: nn.Module) -> torch.device:
+    """Where a module with a `weight` computes. Offloaded weights lie on "meta" until accelerate's hook brings them."""
+    device = module.weight.device
+    if device.type != "meta":
+        return device
+    hook = getattr(module, "_hf_hook", None)
+    devices = [getattr(h, "execution_device", None) for h in (hook, *getattr(hook, "hooks", ()))]
+    return torch.device(next((d for d in devices if d is not None), "cpu"))
 
 
 def acceptance_layer(model: nn.Module) -> AcceptanceHeadLayer:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MethodType
 from typing import ClassVar
 
 import torch
 from peft.tuners.tuners_utils import BaseTuner
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .config import AcceptanceHeadConfig, model_signature
 from .head import AcceptanceHead
-from .layer import AcceptanceHeadLayer, acceptance_layer
+from .layer import AcceptanceHeadLayer, acceptance_layer, execution_device
 
 
 @torch.no_grad()
@@ -45,6 +46,22 @@ def read_head(folder: str | Path) -> tuple[AcceptanceHead, AcceptanceHeadConfig]
     tensors = load_file(Path(folder) / "adapter_model.safetensors")
     head.load_state_dict({name.split(".acceptance_head.")[1]: tensor for name, tensor in tensors.items()})
     return head.eval(), config
+
+
+# In place of a draft's own methods while it carries a head.
+
+
+def get_output_embeddings(self: PreTrainedModel) -> nn.Module:
+    """The draft's own output embedding, without the layer that carries the heads."""
+    return acceptance_layer(self).get_base_layer()
+
+
+def resize_token_embeddings(*args, **kwargs) -> None:
+    """Refuses, since a head belongs to the vocabulary that it was attached for."""
+    raise ValueError(
+        "the draft carries an acceptance head, which belongs to its vocabulary: resize the embeddings of the draft "
+        "alone, then attach a head that was trained for the new size"
+    )
 
 
 class AcceptanceHeadModel(BaseTuner):
@@ -83,13 +100,18 @@ class AcceptanceHeadModel(BaseTuner):
         return peft_config
 
     def _check_target_module_exists(self, peft_config: AcceptanceHeadConfig, key: str) -> bool:
-        return self.model.get_submodule(key) is self.model.get_output_embeddings()
+        return self.model.get_submodule(key) is type(self.model).get_output_embeddings(self.model)
 
     def _create_and_replace(self, peft_config, adapter_name, target, target_name, parent, current_key) -> None:
         if isinstance(target, AcceptanceHeadLayer):
             target.update_layer(adapter_name, peft_config)
         else:
-            self._replace_module(parent, target_name, AcceptanceHeadLayer(target, adapter_name, peft_config), target)
+            # Not by `_replace_module`, which would take the head to where the wrapped weight is, be it "meta".
+            setattr(parent, target_name, AcceptanceHeadLayer(target, adapter_name, peft_config))
+            self.model.get_output_embeddings = MethodType(get_output_embeddings, self.model)
+            self.model.resize_token_embeddings = resize_token_embeddings
+            if hasattr(self.model, "hf_device_map"):  # tells `load_adapter` that the head is not offloaded
+                self.model.hf_device_map[f"{current_key}.acceptance_head"] = execution_device(target)
 
     def forward(self, *args, acceptance_only: bool = False, **kwargs):
         """The draft's own forward pass; or, to train a head, the frozen decoder and the head without the vocabulary.
@@ -106,6 +128,13 @@ class AcceptanceHeadModel(BaseTuner):
             hidden_states = states_at(self.model, **kwargs)
         layer = acceptance_layer(self.model)
         return layer.acceptance_head[layer.active_head_name](hidden_states, features)
+
+    def unload(self) -> nn.Module:
+        """The draft as it was before."""
+        model = super().unload()
+        for name in ("get_output_embeddings", "resize_token_embeddings"):
+            vars(model).pop(name, None)
+        return model
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:

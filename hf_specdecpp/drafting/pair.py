@@ -164,14 +164,29 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
             f"the draft has a vocabulary of {own} tokens and the target one of {theirs}: SpecDecPP needs a draft with "
             "the target's tokenizer"
         )
+    ids, target_ids = special_ids(draft), special_ids(target)
+    if ids and target_ids and not ids & target_ids:
+        # No error: models of one tokenizer may differ in them (SmolLM2: the base says 0, Instruct 1 and 2).
+        logger.warning_once(
+            f"the draft's special tokens (ids {sorted(ids)}) and the target's ({sorted(target_ids)}) have none in "
+            "common: if their tokenizers differ, whatever is drafted will be rejected; give generate tokenizer= and "
+            "assistant_tokenizer= to have them compared"
+        )
     return theirs
+
+
+def special_ids(config: PretrainedConfig) -> set[int]:
+    """The tokens that begin, end and pad a text, as far as a model's configuration says."""
+    text = config.get_text_config()
+    given = [getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")]
+    return {i for ids in given if ids is not None for i in (ids if isinstance(ids, list) else [ids]) if i >= 0}
 
 
 def running_as(model: PreTrainedModel) -> tuple[str, ...]:
     """What the cost of a model's passes depends on: what it is, where it lies, its precision and its attention."""
     return (
         model_signature(model.config),
-        str(getattr(model, "hf_device_map", None) or model.device),
+        f"{model.device} {getattr(model, 'hf_device_map', None)}",
         str(model.dtype),
         str(getattr(model.config, "quantization_config", None)),
         str(model.config._attn_implementation),

@@ -1,10 +1,11 @@
 """The acceptance head as a PEFT method: attach, save, load, switch, and leave the draft alone."""
 
 import copy
+import pickle
 
 import pytest
 import torch
-from conftest import CONFIGS, HIDDEN, prompt, randomise_head, similar_draft, tiny_model, with_head
+from conftest import CONFIGS, HIDDEN, VOCAB, prompt, randomise_head, similar_draft, tiny_model, with_head
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -178,6 +179,36 @@ def test_a_head_of_another_width_or_vocabulary_is_refused(saved):
 def test_a_model_without_output_embedding_is_refused():
     with pytest.raises(ValueError, match="no output embedding"):
         get_peft_model(tiny_model().model, AcceptanceHeadConfig(task_type=None))
+
+
+@pytest.mark.parametrize("architecture", ("llama", "qwen2"))
+def test_the_output_embedding_of_a_draft_with_a_head_is_its_own(architecture, tmp_path):
+    draft = tiny_model(architecture)
+    own = draft.get_output_embeddings()
+    with_head(tiny_model(architecture)).save_pretrained(tmp_path)
+    draft.load_adapter(str(tmp_path))
+    draft.load_adapter(str(tmp_path), adapter_name="second")
+    assert draft.get_output_embeddings() is own
+    assert set(acceptance_layer(draft).acceptance_head) == {"default", "second"}
+    twin = copy.deepcopy(draft)
+    assert twin.get_output_embeddings() is acceptance_layer(twin).base_layer is not own
+    torch.testing.assert_close(heard(pickle.loads(pickle.dumps(draft)), prompt()), heard(draft, prompt()))
+
+
+def test_embeddings_are_resized_before_a_head_is_attached_or_after_it_is_gone():
+    """It used to resize the input embedding, and then to fail."""
+    draft = tiny_model()
+    model = with_head(draft)
+    ids = prompt()
+    before = model(ids).logits
+    for resized in (model, draft):
+        with pytest.raises(ValueError, match="resize the embeddings of the draft alone, then attach"):
+            resized.resize_token_embeddings(VOCAB + 8)
+    assert torch.equal(model(ids).logits, before)
+    bare = model.unload()
+    bare.resize_token_embeddings(VOCAB + 8, mean_resizing=False)
+    assert bare.get_output_embeddings().weight.shape[0] == VOCAB + 8
+    assert set(vars(bare)) <= set(vars(tiny_model())) | {"vocab_size"}
 
 
 def test_a_copy_of_a_draft_has_a_head_of_its_own():
