@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils import logging
 
-from .drafting.pair import check_pair
 from .decoding import Decoding
+from .drafting.pair import check_pair
 from .loading import load_head, load_model, load_pair, load_tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Speculative decoding that knows when to stop.")

@@ -18,12 +18,12 @@ from .bench.measure import COUNTED, Bench, Row, measure
 from .bench.methods import Method, assisted, new_method, specdecpp
 from .bench.sets import MIXED
 from .bench.summary import total
-from .drafting.pair import active_head_config
 from .conditions import write_result
 from .cost_measurement import measure_costs
 from .data import prompt_ids
 from .decoding import Decoding
 from .demo_pair import DRAFT, HEADS, demo_target, public_name, shipped
+from .drafting.pair import active_head_config
 from .loading import load_head, load_pair, load_tokenizer
 from .stopping import StoppingConfig
 

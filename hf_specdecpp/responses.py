@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from .decoding.cache import growing_cache
 from .decoding import Decoding
+from .decoding.cache import growing_cache
 
 PROMPTS_PER_PASS = 8  # longer passes are no faster, and pad more
 

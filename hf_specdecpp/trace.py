@@ -22,9 +22,9 @@ from .acceptance import (
     model_signature,
     token_features,
 )
+from .decoding import Decoding, draw_beside, draw_tokens
 from .drafting.model import in_vocabulary
 from .drafting.pair import active_head_config, check_pair
-from .decoding import Decoding, draw_beside, draw_tokens
 from .files import Lines, drop_partial, write_atomically
 from .responses import end_of_sequence, generate_responses
 from .stopping import DraftedToken

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-FEATURES = ("probability", "entropy", "position")
+FEATURES = {"probability": 3.0, "entropy": 3.0, "position": 1.0}  # by name, what it is divided by
 
 
 def token_features(names: Sequence[str], probability: Tensor, entropy: Tensor, position: Tensor) -> Tensor:
@@ -22,13 +22,18 @@ def token_features(names: Sequence[str], probability: Tensor, entropy: Tensor, p
     Returns:
         `torch.FloatTensor` of the arguments' shape with one more dimension, of size `len(names)`.
     """
-    scaled = {
-        "probability": lambda: torch.logit(probability.float(), eps=1e-5) / 3,
-        "entropy": lambda: entropy.float() / 3,
+    if not names:
+        return probability.new_empty((*probability.shape, 0))
+    return unscaled_features(names, probability, entropy, position) / probability.new_tensor(
+        [FEATURES[name] for name in names]
+    )
+
+
+def unscaled_features(names: Sequence[str], probability: Tensor, entropy: Tensor, position: Tensor) -> Tensor:
+    """`token_features` before they are divided."""
+    found = {
+        "probability": lambda: torch.logit(probability.float(), eps=1e-5),
+        "entropy": lambda: entropy.float(),
         "position": lambda: position.float().log(),
     }
-    return (
-        torch.stack([scaled[name]() for name in names], dim=-1)
-        if names
-        else probability.new_empty((*probability.shape, 0))
-    )
+    return torch.stack([found[name]() for name in names], dim=-1)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ..calibration import Calibration
-from ..drafting.pair import check_pair
 from ..conditions import conditions, public
 from ..cost_measurement import calibrate
 from ..data import prompt_ids
 from ..decoding import Decoding
 from ..demo_pair import DRAFT, HEADS, demo_target, shipped
+from ..drafting.pair import check_pair
 from ..files import write_atomically
 from ..loading import load_head, load_pair, load_tokenizer
 from ..trace import read_traces, record_traces

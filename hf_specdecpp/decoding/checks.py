@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel, StaticCache

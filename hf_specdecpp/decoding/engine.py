@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from ..acceptance.layer import listening
+from ..acceptance.layer import execution_device, listening
 from .cache import Slots, growing_cache
 from .masks import MASKED_ATTENTION, additive, ancestry, windows
 
@@ -40,7 +40,8 @@ class Engine:
     """
 
     def __init__(self, model: PreTrainedModel, padding: list[int]):
-        self.model, self.device, self.padding = model, model.device, padding
+        self.model, self.padding = model, padding
+        self.device = execution_device(model.get_input_embeddings())
         self.lengths = [0] * len(padding)
         self.slots = Slots()
         self.cache: Cache = growing_cache(self.slots)
@@ -48,8 +49,8 @@ class Engine:
         parameters = inspect.signature(model.forward).parameters
         self.takes_positions = "position_ids" in parameters
         self.keeps_logits = model._supports_logits_to_keep()
-        self.parents = torch.empty(len(padding), 0, dtype=torch.long)  # of what was read since `keep`
-        self.branched = False
+        self.fresh = 0  # tokens read since `keep`, of each row
+        self.parents: Tensor | None = None  # theirs, where they are no chain in rows of one length
 
     @property
     def can_branch(self) -> bool:
@@ -67,19 +68,23 @@ class Engine:
                 follows the one before it.
             keep (`int`, *optional*): return the last so many logits, all if left out.
         """
-        n, read = tokens.shape[1], self.parents.shape[1]
-        self.branched |= parents is not None
-        chain = torch.arange(read - 1, read + n - 1).expand(len(self.lengths), -1) if parents is None else parents
-        self.parents = torch.cat((self.parents, chain), dim=-1)
-        self.slots.begin, self.slots.of_rows = max(self.lengths) + read, None
-        kwargs = self._shaped(n) if self.branched or self._ragged else self._padded(n)
+        n = tokens.shape[1]
+        self.slots.begin, self.slots.of_rows = max(self.lengths) + self.fresh, None
+        if parents is None and self.parents is None and not self.is_ragged:
+            kwargs = self._padded(n)
+        else:
+            rows = len(self.lengths)
+            before = chain(0, self.fresh, rows) if self.parents is None else self.parents
+            self.parents = torch.cat((before, chain(self.fresh, n, rows) if parents is None else parents), dim=-1)
+            kwargs = self._shaped(n)
+        self.fresh += n
         if keep is not None and self.keeps_logits:
             kwargs["logits_to_keep"] = keep
         with listening() as listener:
             outputs = self.model(
                 input_ids=tokens.to(self.device), past_key_values=self.cache, use_cache=True, return_dict=True, **kwargs
             )
-        logits = outputs.logits if keep is None else outputs.logits[:, -keep:]
+        logits = outputs.logits if keep is None or self.keeps_logits else outputs.logits[:, -keep:]
         return Pass(logits, listener.hidden_states)
 
     def keep(self, paths: list[list[int]]) -> None:
@@ -91,7 +96,7 @@ class Engine:
             for layer in self.cache.layers:
                 layer.move(begin + moved, begin + torch.arange(longest))
         self.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
-        self.parents, self.branched = self.parents[:, :0], False
+        self.fresh, self.parents = 0, None
         self.slots.begin = max(self.lengths, default=0)
 
     def leave(self, going: list[int]) -> None:
@@ -100,7 +105,6 @@ class Engine:
         for layer in self.cache.layers:
             layer.keys, layer.values = (held.index_select(0, index.to(held.device)) for held in (layer.keys, layer.values))
         self.lengths, self.padding = ([values[row] for row in going] for values in (self.lengths, self.padding))
-        self.parents = self.parents[going]
         self.slots.begin = max(self.lengths, default=0)
 
     def adopt(self, cache: DynamicCache) -> None:
@@ -130,17 +134,19 @@ class Engine:
             theirs.keys, theirs.values = ours.keys[..., first:length, :], ours.values[..., first:length, :]
 
     @property
-    def _ragged(self) -> bool:
+    def is_ragged(self) -> bool:
         return min(self.lengths) < max(self.lengths)
 
     def _padded(self, n: int) -> dict[str, Tensor]:
         """Keywords of a pass over chains in rows of one length, whose masks the model makes itself."""
+        if not any(self.padding):
+            return {}
         end = self.slots.begin + n
         padding = torch.tensor(self.padding, device=self.device)[:, None]
-        positions = torch.arange(self.slots.begin, end, device=self.device)
-        kwargs = {"position_ids": (positions - padding).clamp(min=0)} if self.takes_positions else {}
-        if any(self.padding):
-            kwargs["attention_mask"] = (torch.arange(end, device=self.device) >= padding).long()
+        kwargs = {"attention_mask": (torch.arange(end, device=self.device) >= padding).long()}
+        if self.takes_positions:
+            positions = torch.arange(self.slots.begin, end, device=self.device)
+            kwargs["position_ids"] = (positions - padding).clamp(min=0)
         return kwargs
 
     def _shaped(self, n: int) -> dict[str, Tensor]:
@@ -161,7 +167,7 @@ class Engine:
         seen = before.scatter(2, slots[:, None].expand(-1, n, -1), ancestors[:, -n:])
         queries = places.gather(1, slots[:, -n:])
         self.slots.begin = len(keys) - n
-        if self._ragged:
+        if self.is_ragged:
             self.slots.of_rows = slots[:, -n:].to(self.device)
         masks = {}
         for kind, window in self.windows.items():
@@ -169,3 +175,8 @@ class Engine:
             masks[kind] = additive(near.to(self.device), self.model.dtype)
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
         return {"attention_mask": mask, "position_ids": queries.to(self.device)}
+
+
+def chain(first: int, count: int, rows: int) -> Tensor:
+    """Parents of `count` tokens that follow each other, the first of them number `first`, (rows, count)."""
+    return torch.arange(first - 1, first + count - 1).expand(rows, -1)

@@ -75,7 +75,7 @@ class Law:
         """The tokens that come first, best first, and, when sampling, what they are drawn from.
 
         Args:
-            scores (`torch.FloatTensor` of shape `(n, vocab_size)`): processed.
+            scores (`torch.FloatTensor` of shape `(n, vocab_size)`): processed; their softmax serves greedy decoding.
             rows (`list[int]`), ahead (`list[int]`): the row of each, and how many tokens lie between its text and the
                 position.
             count (`int`): how many; when sampling, they are drawn without replacement.
@@ -83,15 +83,13 @@ class Law:
         Returns:
             `torch.LongTensor` of shape `(n, count)`, and probabilities, `(n, vocab_size)`.
         """
-        p = None
-        if self.do_sample:
-            p = scores.softmax(-1)
-            if self.noise is None:
-                scores = p / torch.empty_like(p).exponential_()
-            else:
-                steps = [self.sequences.generated(row) + more for row, more in zip(rows, ahead, strict=True)]
-                scores = p / self.noise.of(rows, steps).to(p.device)
-        return (scores.argmax(-1, keepdim=True) if count == 1 else scores.topk(count).indices), p
+        if not self.do_sample:
+            return best(scores, count)[1], None
+        p = scores.softmax(-1)
+        if self.noise is None:
+            return best(p / torch.empty_like(p).exponential_(), count)[1], p
+        steps = [self.sequences.generated(row) + more for row, more in zip(rows, ahead, strict=True)]
+        return best(p / self.noise.of(rows, steps).to(p.device), count)[1], p
 
     def passed(self) -> None:
         """All rows that go on have come further."""
@@ -102,3 +100,8 @@ class Law:
         """Leaves the generator where plain decoding leaves it, if the coupling is seeded."""
         if self.noise is not None:
             self.noise.leave(max(map(self.sequences.generated, range(len(self.sequences.texts)))))
+
+
+def best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest `values` of each row and where they are, (n, vocab_size) -> (n, count) each."""
+    return values.max(-1, keepdim=True) if count == 1 else values.topk(count)

@@ -114,16 +114,17 @@ class Speculation:
         """
         chosen, scores, p = choices(draft, logits, self.law)
         paths, tokens = [], []
+        said = self._on_host(draft, chosen)
         if draft.q:
             for nodes, parents, own in zip(draft.nodes, draft.parents, p, strict=True):
                 path, rest = recursive_rejection(nodes, parents, draft.q, own)
                 paths.append(path)
                 tokens.append([*(nodes[node].id for node in path), torch.multinomial(rest, 1).item()])
             return paths, tokens, scores
-        for nodes, parents, said in zip(draft.nodes, draft.parents, self._on_host(draft, chosen), strict=True):
-            path = walk(nodes, parents, said)
+        for nodes, parents, own in zip(draft.nodes, draft.parents, said, strict=True):
+            path = walk(nodes, parents, own)
             paths.append(path)
-            tokens.append([said[node + 1] for node in [-1, *path]])
+            tokens.append([own[node + 1] for node in [-1, *path]])
         return paths, tokens, scores
 
     def _on_host(self, draft: Draft, chosen: Tensor) -> list[list[int]]:

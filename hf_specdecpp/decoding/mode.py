@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-
 COUPLINGS = ("seeded", "rejection")
 
 

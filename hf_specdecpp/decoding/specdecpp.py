@@ -68,8 +68,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         target_model: PreTrainedModel | None = None,
         drafting_config: DraftingConfig | None = None,
     ):
-        given = input_ids if isinstance(input_ids, nn.Module) else assistant_model
-        self.pair = Pair.of(None if given is input_ids else given, stopping_config)
+        self.pair = Pair.of(input_ids if isinstance(input_ids, nn.Module) else assistant_model, stopping_config)
         self.assistant_model = self.pair.draft
         self.streamer, self.drafting_config = streamer, drafting_config
         self.stop_reason: str | None = None
@@ -118,7 +117,9 @@ class SpecDecPP(AssistedCandidateGenerator):
         self.drafted_until = time.perf_counter()
         if not nodes:
             return input_ids, None
-        tokens = torch.tensor([[node.id for node in nodes]], device=input_ids.device)
+        tokens = self.draft.ids().to(input_ids.device)
+        for node, token in zip(nodes, tokens[0].tolist(), strict=True):
+            node.id = token
         q = torch.stack([self.draft.q[id(node)] for node in nodes])[None].log() if self.draft.q else None
         return torch.cat((input_ids, tokens), dim=-1), q
 

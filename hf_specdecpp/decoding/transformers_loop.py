@@ -13,9 +13,8 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor
-from transformers import LogitsProcessorList, PretrainedConfig, PreTrainedModel, StaticCache, StoppingCriteriaList
+from transformers import PreTrainedModel, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer

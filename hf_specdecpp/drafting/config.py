@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..decoding.mode import COUPLINGS
 
+
 @dataclass(frozen=True)
 class DraftingConfig:
     """What a round may draft. `StoppingConfig` says when it ends.

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ..acceptance import AcceptanceHeadConfig, AcceptanceHeadLayer, token_features
-from ..decoding.engine import Engine
-from ..decoding.law import Law
+from ..decoding.engine import Engine, Pass
+from ..decoding.law import Law, best
 from ..decoding.sequences import Sequences
 from ..stopping import DraftedToken, Plan
 from .draft import Draft, Node
+from .judge import Judge
 
-
-class Judge:
-    """The draft's active acceptance head."""
-
-    def __init__(self, layer: AcceptanceHeadLayer, config: AcceptanceHeadConfig):
-        self.layer, self.config = layer, config
-        self.is_late = config.reads == "after"
-
-    def __call__(self, states: Tensor, probability: Tensor, entropy: Tensor, position: Tensor) -> Tensor:
-        """Probabilities of acceptance, (n, k), of tokens drawn from or read into `states`, (n, hidden_size)."""
-        features = token_features(self.config.features, probability, entropy, position)
-        states = states[:, None].expand(-1, probability.shape[1], -1)
-        return torch.sigmoid(self.layer.acceptance_logits(states, features))
+Place = tuple[int, Node | None]  # a row of those that go on, and what is drafted behind: its text, or a drafted token
 
 
 class ModelDrafter:
@@ -53,7 +43,7 @@ class ModelDrafter:
     ):
         self.law, self.sequences, self.judge, self.max_context, self.eos = law, sequences, judge, max_context, eos
         self.needs = needs | (set(judge.config.features) if judge else set())
-        self.vocab_size, self.own_vocab_size = law.vocab_size, model.config.get_text_config().vocab_size
+        self.own_vocab_size = model.config.get_text_config().vocab_size
         self.engine = Engine(model, list(sequences.padding))
 
     def draft(self, plans: list[Plan]) -> Draft:
@@ -62,16 +52,19 @@ class ModelDrafter:
         rooms = [min(room, most) for room, most in zip(self.sequences.rooms(), own, strict=True)]
         limits = [room if plan.cap is None else min(plan.cap, room) for plan, room in zip(plans, rooms, strict=True)]
         draft = Draft([[] for _ in plans], ["no_room" if room < 1 else "no_draft" for room in rooms])
-        frontier: list[tuple[int, Node | None]] = [(row, None) for row, limit in enumerate(limits) if limit > 0]
+        frontier: list[Place] = [(row, None) for row, limit in enumerate(limits) if limit > 0]
         if not frontier:
             return draft
         logits, states = self._catch_up([row for row, _ in frontier])
+        if all(plan.is_blind for plan in plans) and self.law.is_blind and not self.needs:
+            return self._blind_chain(frontier, logits, limits, rooms, plans, draft)
         while frontier:
             draft.passes += 1
-            children = self._children(frontier, logits, states, plans[frontier[0][0]].branches, draft)
+            children, tokens = self._children(frontier, logits, states, plans[frontier[0][0]].branches, draft)
             frontier = self._expanded(children, plans, limits, rooms, draft)
             if frontier:
-                logits, states = self._read([node for _, node in frontier])
+                drawn = tokens if len(frontier) == tokens.numel() == len(plans) else None
+                logits, states = self._read([node for _, node in frontier], drawn)
         return self._taken(draft, plans)
 
     def commit(self, paths: list[list[Node]]) -> None:
@@ -85,94 +78,143 @@ class ModelDrafter:
         texts = [self.sequences.texts[row] for row in self.sequences.going]
         unread = [text[length:] for text, length in zip(texts, self.engine.lengths, strict=True)]
         longest = max(map(len, unread))
-        tokens = torch.tensor([new + new[-1:] * (longest - len(new)) for new in unread])
         even = all(len(new) == longest for new in unread)
+        tokens = torch.tensor([new + new[-1:] * (longest - len(new)) for new in unread])
         seen = self.engine.read(self._own(tokens), keep=1 if even else longest)
         self.engine.keep([list(range(len(new))) for new in unread])
-        if even:
-            return self._found(seen.logits[rows, -1], seen.states if seen.states is None else seen.states[rows, -1])
-        at = [len(unread[row]) - 1 for row in rows]
-        return self._found(seen.logits[rows, at], seen.states if seen.states is None else seen.states[rows, at])
+        if even and len(rows) == len(texts):
+            return self._behind(seen)
+        return self._behind(seen, rows, [-1 if even else len(unread[row]) - 1 - longest for row in rows])
 
-    def _read(self, nodes: list[Node]) -> tuple[Tensor, Tensor | None]:
-        """Reads `nodes`, sorted by row; returns logits and states behind each."""
-        rows, base = len(self.engine.lengths), self.engine.parents.shape[1]
+    def _read(self, nodes: list[Node], drawn: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Reads `nodes`, sorted by row; returns logits and states behind each.
+
+        Args:
+            drawn (`torch.LongTensor` of shape `(rows, 1)`, *optional*): them, where each row has one.
+        """
+        rows, base = len(self.engine.lengths), self.engine.fresh
         of_rows: list[list[Node]] = [[] for _ in range(rows)]
         for node in nodes:
             node.read_as = base + len(of_rows[node.row])
             of_rows[node.row].append(node)
         width = max(map(len, of_rows))
-        tokens = torch.tensor([[n.id for n in own] + [0] * (width - len(own)) for own in of_rows])
         parents = [[-1 if n.parent is None else n.parent.read_as for n in own] for own in of_rows]
-        chain = width == 1 and all(own in ([], [base - 1]) for own in parents)
-        seen = self.engine.read(
-            self._own(tokens), None if chain else torch.tensor([own + [-1] * (width - len(own)) for own in parents])
-        )
-        at = [node.row for node in nodes], [node.read_as - base for node in nodes]
-        return self._found(seen.logits[at], seen.states if seen.states is None else seen.states[at])
+        is_chain = width == 1 and all(own in ([], [base - 1]) for own in parents)
+        padded = None if is_chain else torch.tensor([own + [-1] * (width - len(own)) for own in parents])
+        if drawn is not None:
+            return self._behind(self.engine.read(self._own(drawn), padded))
+        tokens = torch.tensor([[n.id for n in own] + [0] * (width - len(own)) for own in of_rows])
+        seen = self.engine.read(self._own(tokens), padded)
+        return self._behind(seen, [node.row for node in nodes], [node.read_as - base - width for node in nodes])
 
     def _own(self, tokens: Tensor) -> Tensor:
         """`tokens` as the draft may read them: it may be padded less than the target, which may say a padding token."""
-        return tokens.clamp(max=self.own_vocab_size - 1) if self.own_vocab_size < self.vocab_size else tokens
+        small = self.own_vocab_size < self.law.vocab_size
+        return tokens.clamp(max=self.own_vocab_size - 1) if small else tokens
 
-    def _found(self, logits: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return in_vocabulary(logits, self.vocab_size), states
+    def _behind(
+        self, seen: Pass, rows: list[int] | None = None, places: list[int] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits in the target's vocabulary and states, (n, ...), of some tokens of a pass, of each row's last if none
+        are named. Places count from the end, of which a pass may keep logits alone."""
+        at = (slice(None), -1) if rows is None else (rows, places)
+        states = None if seen.states is None or self.judge is None else seen.states[at]
+        return in_vocabulary(seen.logits[at].to(self.sequences.device), self.law.vocab_size), states
+
+    def _blind_chain(
+        self, frontier: list[Place], logits: Tensor, limits: list[int], rooms: list[int], plans: list[Plan], draft: Draft
+    ) -> Draft:
+        """Chains up to their limits, all on the device: nobody looks at their tokens before the target does."""
+        rows = [self.sequences.going[row] for row in range(len(plans))]
+        found = []
+        for depth in range(1, max(limits) + 1):
+            draft.passes += 1
+            if len(logits) < len(plans):  # rows without room draft along, for nobody
+                logits = logits.new_zeros(len(plans), logits.shape[1]).index_copy(
+                    0, torch.tensor([row for row, _ in frontier], device=logits.device), logits
+                )
+            scores = self.law.processed(logits, rows, lambda: [])
+            tokens, q = self.law.ranked(scores, rows, [depth - 1] * len(rows))
+            found.append(tokens)
+            for row, limit in enumerate(limits):
+                if depth <= limit:
+                    parent = draft.nodes[row][-1] if draft.nodes[row] else None
+                    node = Node(row, parent, DraftedToken(depth))
+                    draft.nodes[row].append(node)
+                    node.read_as = depth - 1 if depth < max(limits) else None
+                    if q is not None and self.law.noise is None:
+                        draft.q[id(node)] = q[row]
+            if depth < max(limits):
+                logits, _ = self._behind(self.engine.read(self._own(tokens)))
+        for row, limit in enumerate(limits):
+            if limit > 0:
+                draft.stop_reasons[row] = "max_length" if limit == rooms[row] else plans[row].cap_reason
+        draft.tokens = torch.cat(found, dim=-1)
+        return draft
 
     def _children(
-        self, frontier: list[tuple[int, Node | None]], logits: Tensor, states: Tensor | None, branches: int, draft: Draft
-    ) -> list[Node]:
-        """Draws behind each node of `frontier`; all that the host must know comes to it in one transfer."""
+        self, frontier: list[Place], logits: Tensor, states: Tensor | None, branches: int, draft: Draft
+    ) -> tuple[list[Node], Tensor]:
+        """Draws behind each place of `frontier`; all that the host must know comes to it in one transfer."""
         rows = [self.sequences.going[row] for row, _ in frontier]
         paths = [[] if node is None else node.path for _, node in frontier]
         scores = self.law.processed(logits, rows, lambda: [[node.id for node in path] for path in paths])
-        tokens, q = self.law.ranked(scores, rows, [len(path) for path in paths], branches)
-        facts: dict[str, Tensor] = {"id": tokens}
         raw = logits.softmax(-1) if self.needs & {"probability", "entropy"} else None
-        if "probability" in self.needs:
-            p = q if q is not None else raw if scores is logits else scores.softmax(-1)
-            facts["probability"] = p.gather(-1, tokens)
-        if "entropy" in self.needs:
-            facts["entropy"] = torch.special.entr(raw).sum(-1, keepdim=True).expand_as(tokens)
+        facts: dict[str, Tensor] = {}
+        if self.law.do_sample:
+            tokens, q = self.law.ranked(scores, rows, [len(path) for path in paths], branches)
+            if "probability" in self.needs:
+                facts["probability"] = q.gather(-1, tokens)
+        elif "probability" in self.needs:
+            q, (facts["probability"], tokens) = None, best(raw if scores is logits else scores.softmax(-1), branches)
+        else:
+            q, tokens = None, best(scores, branches)[1]
+        facts["id"] = tokens.float()  # exact up to 16 million
+        entropy = torch.special.entr(raw).sum(-1, keepdim=True) if "entropy" in self.needs else None
+        if entropy is not None:
+            facts["entropy"] = entropy if branches == 1 else entropy.expand_as(tokens)
         if self.judge and not self.judge.is_late:
-            facts["acceptance"] = self._judged(states, facts, [len(path) + 1 for path in paths])
+            nothing = facts["id"]
+            raw_logits = self.judge(
+                states, facts.get("probability", nothing), nothing if entropy is None else entropy,
+                [len(path) + 1 for path in paths],
+            )  # fmt: skip
+            facts["acceptance"] = raw_logits.to(tokens.device)
         elif self.judge and frontier[0][1] is not None:
-            own = [node.token for _, node in frontier]
-            seen = {
-                name: states.new_tensor([[getattr(token, name) or 0.0] for token in own], dtype=torch.float)
-                for name in ("probability", "entropy")
-            }
-            facts["late"] = self._judged(states, seen, [token.position for token in own]).expand_as(tokens)
-        values = torch.stack([fact.double() for fact in facts.values()]).tolist()
-        found = dict(zip(facts, values, strict=True))
+            facts["late"] = self._judged_late(states, [node.token for _, node in frontier]).expand_as(facts["id"])
+        values = dict(zip(facts, torch.stack(list(facts.values())).tolist(), strict=True))
         children = []
         for number, (row, parent) in enumerate(frontier):
-            for rank in range(tokens.shape[1]):
-                seen = {name: found[name][number][rank] for name in DRAFTED if name in found}
+            if "late" in values:
+                acceptance = self.judge.calibrated(values["late"][number][0])
+                parent.token = replace(parent.token, acceptance=acceptance)
+            for rank in range(branches):
+                seen = {name: values[name][number][rank] for name in ("probability", "entropy") if name in values}
+                if "acceptance" in values:
+                    seen["acceptance"] = self.judge.calibrated(values["acceptance"][number][rank])
                 token = DraftedToken(len(paths[number]) + 1, **seen, rank=rank + 1)
-                child = Node(row, parent, token, int(found["id"][number][rank]))
+                child = Node(row, parent, token, int(values["id"][number][rank]))
                 children.append(child)
                 draft.nodes[row].append(child)
                 if q is not None and self.law.noise is None:
                     draft.q[id(child)] = q[number]
-            if "late" in found:
-                parent.token = replace_acceptance(parent.token, found["late"][number][0])
-        return children
+        return children, tokens
 
-    def _judged(self, states: Tensor, facts: dict[str, Tensor], positions: list[int]) -> Tensor:
-        nothing = states.new_zeros(len(states), 1, dtype=torch.float)
-        probability = facts.get("probability", nothing)
-        position = torch.tensor(positions, device=states.device)[:, None].expand_as(probability)
-        return self.judge(states, probability, facts.get("entropy", nothing.expand_as(probability)), position)
+    def _judged_late(self, states: Tensor, tokens: list[DraftedToken]) -> Tensor:
+        """Raw logits of acceptance of tokens that were read, (n, 1)."""
+        facts = ([[getattr(token, name) or 0.0] for token in tokens] for name in ("probability", "entropy"))
+        probability, entropy = (torch.tensor(values, device=states.device) for values in facts)
+        judged = self.judge(states, probability, entropy, [token.position for token in tokens])
+        return judged.to(self.sequences.device)
 
     def _expanded(
         self, children: list[Node], plans: list[Plan], limits: list[int], rooms: list[int], draft: Draft
-    ) -> list[tuple[int, Node]]:
-        """The children behind which more is drafted; why the others are not is noted."""
+    ) -> list[Place]:
+        """The children behind which more is drafted; why nothing is behind the others is noted."""
         grown = []
         for plan in dict.fromkeys(plans):
             own = [node for node in children if plans[node.row] is plan]
-            expanded = plan.expand(own) if own else []
-            wanted = {id(node) for node in expanded}
+            wanted = {id(node) for node in plan.expand(own)} if own else set()
             for node in own:
                 row, depth = node.row, node.token.position
                 if node.id in self.eos:
@@ -183,24 +225,19 @@ class ModelDrafter:
                     grown.append((row, node))
                 else:
                     draft.stop_reasons[row] = plan.reason
-        return sorted(grown, key=lambda pair: pair[0])
+        return sorted(grown, key=lambda place: place[0])
 
     def _taken(self, draft: Draft, plans: list[Plan]) -> Draft:
-        """`draft` with those of its nodes that the plans find worth verifying."""
+        """`draft` with those of its nodes that the plans find worth verifying.
+
+        Under rejection sampling all are verified: leaving one out for what it is would bias the output.
+        """
         for plan in dict.fromkeys(plans):
-            rows = [row for row, other in enumerate(plans) if other is plan]
             if plan.branches > 1 and not draft.q:
-                taken = plan.take([draft.nodes[row] for row in rows])
-                for row, nodes in zip(rows, taken, strict=True):
-                    draft.nodes[row] = nodes
+                rows = [row for row, other in enumerate(plans) if other is plan]
+                for row, nodes in zip(rows, plan.take([draft.nodes[row] for row in rows]), strict=True):
+                    draft.nodes[row] = list(nodes)
         return draft
-
-
-DRAFTED = ("probability", "entropy", "acceptance")
-
-
-def replace_acceptance(token: DraftedToken, acceptance: float) -> DraftedToken:
-    return DraftedToken(token.position, token.probability, token.entropy, acceptance, token.rank)
 
 
 def in_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
@@ -208,4 +245,4 @@ def in_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
     missing = vocab_size - logits.shape[-1]
     if missing > 0:
         return F.pad(logits.float(), (0, missing), value=torch.finfo(torch.float32).min)
-    return logits[..., :vocab_size].float()
+    return (logits[..., :vocab_size] if missing else logits).float()

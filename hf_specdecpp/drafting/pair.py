@@ -19,7 +19,8 @@ from ..decoding.law import Law
 from ..decoding.mode import Decoding
 from ..decoding.sequences import Sequences
 from ..stopping import RunningCosts, StoppingConfig, StoppingRule
-from .model import Judge, ModelDrafter
+from .judge import Judge
+from .model import ModelDrafter
 
 logger = logging.get_logger(__name__)
 

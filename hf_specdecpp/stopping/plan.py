@@ -45,6 +45,11 @@ class Plan:
     cap_reason: str = "max_draft_length"
     branches: int = 1
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether it looks at nothing that was drafted: chains up to the cap."""
+        return self.cap is not None and self.statistic is None and not self.parts and self.branches == 1
+
     def goes_on(self, drafted: Sequence[DraftedToken]) -> bool:
         """Whether another token is drawn behind `drafted`, which are submitted either way."""
         if self.cap is not None and len(drafted) >= self.cap:
