@@ -23,7 +23,7 @@ from ..statistics import active_statistics
 from ..stopping import Scope, StoppingConfig
 from .checks import check_processors, check_target
 from .ending import Ending
-from .engine import Engine
+from .engine import Engine, can_take_masks
 from .law import Law
 from .loop import Speculation
 from .outputs import Outputs
@@ -68,29 +68,28 @@ def decode(
     check_processors(logits_processor)
     drafting = drafting_config or DraftingConfig()
     pair = Pair.of(assistant_model, stopping_config)
-    vocab_size = check_pair(pair.head, pair.draft.config, model.config)
+    vocab_size = check_pair(pair.head, pair.draft.config if pair.draft else model.config, model.config)
     texts = Texts(input_ids, generation_config, model_kwargs)
 
     sequences = Sequences(input_ids.to(model.device), texts.padding, generation_config.max_length)
     law = Law(logits_processor, decoding_of(generation_config, drafting.coupling), sequences, vocab_size)
     ending = Ending(stopping_criteria, streamer, sequences)
-    settings = pair.settings(generation_config)
-    rules, running = pair.rules(settings, input_ids.shape[1], len(input_ids), model)
-    target, drafter = Engine(model, texts.padding_of_cache), pair.drafter(law, sequences, rules[0], ending.eos)
-    can_branch = target.can_branch and drafter.engine.can_branch
+    rules, running = pair.rules(pair.settings(generation_config), input_ids.shape[1], len(input_ids), model)
+    can_branch = can_take_masks(model) and (pair.draft is None or can_take_masks(pair.draft))
     if len(input_ids) > 1 and not can_branch:
         raise ValueError(
             f"{type(model).__name__} or its draft cannot read rows of different lengths with "
             f"{model.config._attn_implementation!r} attention: load both with attn_implementation='sdpa', or generate "
             "for one prompt at a time"
         )
+    sources = pair.sources(rules[0], drafting.sources)
+    scope = Scope(1, (drafting.branches or BRANCHES) if can_branch else 1, drafting.max_nodes, sources)
+    drafter = pair.drafter(law, sequences, rules[0], ending.eos, scope, generation_config)
     outputs = Outputs(len(input_ids), generation_config)
+    target = Engine(model, texts.padding_of_cache)
     unread = texts.read_first(target, sequences.room, generation_config.prefill_chunk_size)
-    Speculation(
-        target, drafter, rules, law, sequences, ending, outputs,
-        listeners=[statistics.hear for statistics in active_statistics()], running=running,
-        scope=Scope(1, (drafting.branches or BRANCHES) if can_branch else 1, drafting.max_nodes),
-    ).run(unread)  # fmt: skip
+    listeners = [statistics.hear for statistics in active_statistics()]
+    Speculation(target, drafter, rules, law, sequences, ending, outputs, listeners, running, scope).run(unread)
     if streamer is not None:
         streamer.end()
     if texts.cache is not None:

@@ -15,8 +15,7 @@ STATEFUL_PACKAGES = {"outlines", "transformers_cfg", "xgrammar"}
 def check_target(model: PreTrainedModel, input_ids: Tensor, generation_config, model_kwargs: dict) -> None:
     """Raises `ValueError` with the reason if assisted decoding cannot serve this call."""
     name = type(model).__name__
-    config: PretrainedConfig = model.config
-    if config.is_encoder_decoder:
+    if model.config.is_encoder_decoder:
         raise ValueError(f"the target, a {name}, is an encoder-decoder model: only decoder-only models are supported")
     if model._is_stateful:
         raise ValueError(f"the target, a {name}, keeps a recurrent state that cannot be rolled back")

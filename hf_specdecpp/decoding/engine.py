@@ -46,17 +46,10 @@ class Engine:
         self.slots = Slots()
         self.cache: Cache = growing_cache(self.slots)
         self.windows = windows(model.config)
-        parameters = inspect.signature(model.forward).parameters
-        self.takes_positions = "position_ids" in parameters
+        self.takes_positions = takes_positions(model)
         self.keeps_logits = model._supports_logits_to_keep()
         self.fresh = 0  # tokens read since `keep`, of each row
         self.parents: Tensor | None = None  # theirs, where they are no chain in rows of one length
-
-    @property
-    def can_branch(self) -> bool:
-        """Whether the model takes masks of our own, as trees and rows of different lengths need."""
-        implementation = self.model.config.get_text_config()._attn_implementation
-        return self.takes_positions and bool(self.windows) and implementation in MASKED_ATTENTION
 
     def read(self, tokens: Tensor, parents: Tensor | None = None, keep: int | None = None) -> Pass:
         """Passes over `tokens`.
@@ -151,12 +144,6 @@ class Engine:
 
     def _shaped(self, n: int) -> dict[str, Tensor]:
         """Keywords of a pass over trees, or in rows of different lengths."""
-        if not self.can_branch:
-            raise ValueError(
-                f"a {type(self.model).__name__} with {self.model.config._attn_implementation!r} attention takes no "
-                "masks of our own, which trees and several rows need: load it with attn_implementation='sdpa', or "
-                "generate for one prompt at a time with DraftingConfig(branches=1)"
-            )
         ancestors, depths = ancestry(self.parents)
         begin, padding = torch.tensor(self.lengths)[:, None], torch.tensor(self.padding)[:, None]
         slots = begin + torch.arange(self.parents.shape[1])
@@ -180,3 +167,13 @@ class Engine:
 def chain(first: int, count: int, rows: int) -> Tensor:
     """Parents of `count` tokens that follow each other, the first of them number `first`, (rows, count)."""
     return torch.arange(first - 1, first + count - 1).expand(rows, -1)
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def can_take_masks(model: PreTrainedModel) -> bool:
+    """Whether a model takes masks of our own, as trees and rows of different lengths need."""
+    implementation = model.config.get_text_config()._attn_implementation
+    return takes_positions(model) and bool(windows(model.config)) and implementation in MASKED_ATTENTION

@@ -91,6 +91,18 @@ class Law:
         steps = [self.sequences.generated(row) + more for row, more in zip(rows, ahead, strict=True)]
         return best(p / self.noise.of(rows, steps).to(p.device), count)[1], p
 
+    def favoured(self, row: int, tokens: list[int], weights: list[int]) -> list[int]:
+        """`tokens` that may come next in a row, the likeliest first; when sampling, in the order that the noise favours.
+
+        Args:
+            weights: how often each was seen, what a greedy order does not need: `tokens` come in it.
+        """
+        if self.noise is None or len(tokens) < 2:
+            return tokens
+        noise = self.noise.of([row], [self.sequences.generated(row)])[0, tokens].tolist()
+        order = sorted(range(len(tokens)), key=lambda i: noise[i] / weights[i])
+        return [tokens[i] for i in order]
+
     def passed(self) -> None:
         """All rows that go on have come further."""
         if self.noise is not None:

@@ -53,13 +53,14 @@ class Speculation:
         begin = time.perf_counter()
         draft = Draft([[] for _ in self.sequences.going], ["prompt"] * len(prompt))
         logits = self.target.read(prompt, keep=1).logits
-        self._advance(draft, logits, begin, begin, newest=prompt.shape[1] - 1)
+        self._advance(draft, prompt[:, -1:], logits, begin, begin, newest=prompt.shape[1] - 1)
         while self.sequences.going:
             begin = time.perf_counter()
             draft = self.drafter.draft(self._plans())
             drafted = time.perf_counter()
-            logits = self.target.read(*self._newest_and(draft)).logits
-            self._advance(draft, logits, begin, drafted)
+            tokens, parents = self._newest_and(draft)
+            logits = self.target.read(tokens, parents).logits
+            self._advance(draft, tokens, logits, begin, drafted)
         self.ending.trim()
         self.law.leave()
 
@@ -80,10 +81,15 @@ class Speculation:
         padded = [own + [-1] * (draft.most - len(own)) for own in draft.parents]
         return tokens, torch.tensor([[-1, *(parent + 1 for parent in own)] for own in padded])
 
-    def _advance(self, draft: Draft, logits: Tensor, begin: float, drafted: float, newest: int = 0) -> None:
+    def _advance(
+        self, draft: Draft, read: Tensor, logits: Tensor, begin: float, drafted: float, newest: int = 0
+    ) -> None:
         """From what the target says to longer texts: verify, append until the end, keep, tell, leave.
 
         Args:
+            read (`torch.LongTensor` of shape `(rows, n)`), logits (`torch.Tensor` of shape `(rows, n, vocab_size)`): the
+                newest token of each text and the draft, and what the target says behind each.
+            begin (`float`), drafted (`float`): when drafting began and ended.
             newest (`int`): the number of the text's last token among those that the target just read.
         """
         logits = logits.to(self.sequences.device, torch.float32)
@@ -95,9 +101,9 @@ class Speculation:
             self.outputs.cut(row, self.sequences.generated(row))
         paths = [path[:count] for path, count in zip(paths, counts, strict=True)]
         # A text's last token is not read: it is the target's own, or the accepted one that ended the text.
-        read = [path[: count - 1] for path, count in zip(paths, counts, strict=True)]
-        self.target.keep([[*range(newest + 1), *(newest + 1 + node for node in path)] for path in read])
-        self.drafter.commit([[draft.nodes[i][node] for node in path] for i, path in enumerate(read)])
+        kept = [path[: count - 1] for path, count in zip(paths, counts, strict=True)]
+        self.target.keep([[*range(newest + 1), *(newest + 1 + node for node in path)] for path in kept])
+        self.drafter.commit([[draft.nodes[i][node] for node in path] for i, path in enumerate(kept)], read, logits)
         self._tell(draft, paths, counts, drafted - begin, time.perf_counter() - drafted)
         going = [i for i, row in enumerate(self.sequences.going) if not self.ending.is_done(row)]
         if going and len(going) < len(counts):

@@ -128,7 +128,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         new_ids = input_ids[0, self.sequences.length(0) :].tolist()
         [nodes] = self.draft.nodes
         matched = sum(1 for _ in takewhile(lambda pair: pair[0].id == pair[1], zip(nodes, new_ids, strict=False)))
-        self.drafter.commit([nodes[: min(matched, len(new_ids) - 1)]])
+        self.drafter.commit([nodes[: min(matched, len(new_ids) - 1)]], input_ids, scores)
         self.sequences.append(0, new_ids)
         round = Round(
             [node.token for node in nodes], matched, censored=self.stop_reason in ("end_of_sequence", "max_length"),

@@ -9,11 +9,17 @@ from typing import Any, Literal
 from ..decoding.mode import COUPLINGS
 
 
+SOURCES = ("model", "lookup", "recycling")
+
+
 @dataclass(frozen=True)
 class DraftingConfig:
     """What a round may draft. `StoppingConfig` says when it ends.
 
     Args:
+        sources (`tuple[str, ...]`, *optional*): what proposes: `"model"`, the draft; `"lookup"`, the text so far;
+            `"recycling"`, a table of what the target thought of before. Left out, all at hand that the rule can weigh:
+            the cost-aware rule takes what is worth its time, other rules stop a model.
         branches (`int`, *optional*): the most tokens drafted behind one: 1 makes chains, more make trees under the
             rules that plan them (`"cost-aware"`, `"eagle-2"`, `"cape"`). Left out, the rule chooses between chains and
             trees by what they cost.
@@ -27,11 +33,16 @@ class DraftingConfig:
         ValueError: for numbers below 1, or a coupling that there is not.
     """
 
+    sources: tuple[str, ...] | None = None
     branches: int | None = None
     max_nodes: int = 32
     coupling: Literal["seeded", "rejection"] = "seeded"
 
     def __post_init__(self):
+        if self.sources is not None:
+            object.__setattr__(self, "sources", tuple(self.sources))
+            if not self.sources or set(self.sources) - set(SOURCES) or len(set(self.sources)) < len(self.sources):
+                raise ValueError(f"sources are some of {', '.join(SOURCES)}, each once, got {self.sources!r}")
         for name in ("branches", "max_nodes"):
             value = getattr(self, name)
             whole = isinstance(value, Integral) and not isinstance(value, bool) and value >= 1

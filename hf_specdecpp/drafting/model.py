@@ -47,6 +47,12 @@ class ModelDrafter:
         self.engine = Engine(model, list(sequences.padding))
 
     def draft(self, plans: list[Plan]) -> Draft:
+        draft = self.grow(plans)
+        taken(draft, plans)
+        return draft
+
+    def grow(self, plans: list[Plan]) -> Draft:
+        """`draft` before the plans choose what is verified."""
         going = self.sequences.going
         own = [self.max_context - self.sequences.length(row) + self.sequences.padding[row] + 1 for row in going]
         rooms = [min(room, most) for room, most in zip(self.sequences.rooms(), own, strict=True)]
@@ -65,9 +71,9 @@ class ModelDrafter:
             if frontier:
                 drawn = tokens if len(frontier) == tokens.numel() == len(plans) else None
                 logits, states = self._read([node for _, node in frontier], drawn)
-        return self._taken(draft, plans)
+        return draft
 
-    def commit(self, paths: list[list[Node]]) -> None:
+    def commit(self, paths: list[list[Node]], tokens: Tensor, logits: Tensor) -> None:
         self.engine.keep([[node.read_as for node in path if node.read_as is not None] for path in paths])
 
     def leave(self, going: list[int]) -> None:
@@ -227,17 +233,17 @@ class ModelDrafter:
                     draft.stop_reasons[row] = plan.reason
         return sorted(grown, key=lambda place: place[0])
 
-    def _taken(self, draft: Draft, plans: list[Plan]) -> Draft:
-        """`draft` with those of its nodes that the plans find worth verifying.
 
-        Under rejection sampling all are verified: leaving one out for what it is would bias the output.
-        """
-        for plan in dict.fromkeys(plans):
-            if plan.branches > 1 and not draft.q:
-                rows = [row for row, other in enumerate(plans) if other is plan]
-                for row, nodes in zip(rows, plan.take([draft.nodes[row] for row in rows]), strict=True):
-                    draft.nodes[row] = list(nodes)
-        return draft
+def taken(draft: Draft, plans: list[Plan]) -> None:
+    """Leaves in `draft` those of its nodes that the plans find worth verifying.
+
+    Under rejection sampling all are verified: leaving one out for what it is would bias the output.
+    """
+    for plan in dict.fromkeys(plans):
+        if plan.chooses and not draft.q:
+            rows = [row for row, other in enumerate(plans) if other is plan]
+            for row, nodes in zip(rows, plan.take([draft.nodes[row] for row in rows]), strict=True):
+                draft.nodes[row] = list(nodes)
 
 
 def in_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

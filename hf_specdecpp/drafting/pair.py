@@ -18,9 +18,13 @@ from ..decoding.checks import is_prompt_tuned
 from ..decoding.law import Law
 from ..decoding.mode import Decoding
 from ..decoding.sequences import Sequences
-from ..stopping import RunningCosts, StoppingConfig, StoppingRule
+from ..stopping import ONE_TEXT, CostAware, RunningCosts, Scope, StoppingConfig, StoppingRule
+from .drafter import Drafter
 from .judge import Judge
+from .lookup import Lookup
+from .mixture import Mixture, Source
 from .model import ModelDrafter
+from .recycling import Recycling
 
 logger = logging.get_logger(__name__)
 
@@ -34,12 +38,12 @@ class Pair:
     """A draft that can serve, and the settings that it serves by.
 
     Attributes:
-        draft (`PreTrainedModel`): without PEFT's wrapper.
+        draft (`PreTrainedModel`, *optional*): without PEFT's wrapper; without one the text itself is drafted from.
         head (`AcceptanceHeadConfig`, *optional*): of the active head.
         stopping_config (`StoppingConfig`, *optional*): the caller's.
     """
 
-    draft: PreTrainedModel
+    draft: PreTrainedModel | None
     head: AcceptanceHeadConfig | None
     stopping_config: StoppingConfig | None
 
@@ -48,10 +52,14 @@ class Pair:
         """The pair's half that `generate` is given.
 
         Raises:
-            TypeError: if the draft is missing or no causal language model of transformers.
+            TypeError: if the draft is no causal language model of transformers.
             ValueError: if the rule asks a head and none is active on the draft, or if the draft is prompt-tuned,
                 recurrent or an encoder-decoder model.
         """
+        if stopping_config is not None and not isinstance(stopping_config, StoppingConfig):
+            raise TypeError(f"stopping_config must be a StoppingConfig, got {type(stopping_config).__name__}")
+        if assistant_model is None:
+            return cls(None, None, without_draft(stopping_config))
         if is_prompt_tuned(assistant_model):
             raise ValueError(
                 "the draft is tuned by virtual tokens (prompt or prefix tuning), which SpecDecPP cannot serve: give "
@@ -64,8 +72,6 @@ class Pair:
                 f"SpecDecPP drafts with a model that transformers loaded, got {type(assistant_model).__name__}: pass "
                 "the draft as assistant_model=draft"
             )
-        if stopping_config is not None and not isinstance(stopping_config, StoppingConfig):
-            raise TypeError(f"stopping_config must be a StoppingConfig, got {type(stopping_config).__name__}")
         if assistant_model.config.is_encoder_decoder or assistant_model._is_stateful:
             raise ValueError(
                 f"the draft, a {type(assistant_model).__name__}, must be a decoder-only model whose cache can be "
@@ -75,8 +81,8 @@ class Pair:
 
     def settings(self, generation_config: GenerationConfig) -> StoppingConfig:
         """Of one generation, nothing left out."""
-        asked = honoured(generation_config, self.stopping_config, self.draft.generation_config)
-        return asked.filled_from(self.head)
+        own = None if self.draft is None else self.draft.generation_config
+        return honoured(generation_config, self.stopping_config, own).filled_from(self.head)
 
     def rules(
         self, settings: StoppingConfig, length: int, rows: int, target: PreTrainedModel | None
@@ -89,16 +95,57 @@ class Pair:
         if settings.needs_seconds:
             running = RunningCosts()
             if target is not None:
-                key = (str(torch.get_num_threads()), *running_as(target), *running_as(self.draft))
-                running = _running_costs.setdefault(self.draft, {}).setdefault(key, running)
-                stored = stored_calibration(target.config, self.draft, target.device)
+                key = (str(torch.get_num_threads()), *running_as(target))
+                key += running_as(self.draft) if self.draft else ()
+                running = _running_costs.setdefault(self.draft or target, {}).setdefault(key, running)
+                stored = stored_calibration(target.config, self.draft, target.device) if self.draft else None
         rule = settings.new_rule(running, stored and stored.at(length))
         if rule.shared:
             return [rule] * rows, running
         return [rule, *(settings.new_rule() for _ in range(rows - 1))], running
 
-    def drafter(self, law: Law, sequences: Sequences, rule: StoppingRule, eos: set[int]) -> ModelDrafter:
-        """What drafts for `rule`."""
+    def sources(self, rule: StoppingRule, asked: tuple[str, ...] | None) -> tuple[str, ...]:
+        """What proposes in a generation by `rule`: what was asked for, else all that the rule can weigh.
+
+        Raises:
+            ValueError: for a source that this pair or rule cannot have.
+        """
+        weighs = isinstance(getattr(rule, "rule", rule), CostAware)
+        if asked is None:
+            if self.draft is None:
+                return ("lookup", "recycling")
+            return ("model", "lookup") if weighs else ("model",)
+        if ("model" in asked) != (self.draft is not None):
+            raise ValueError(
+                f"sources={asked!r} and assistant_model contradict each other: the source 'model' is the assistant_model"
+            )
+        if asked != ("model",) and self.draft is not None and not weighs:
+            raise ValueError(
+                f"sources={asked!r}: only the cost-aware rule can choose between a model and the text; leave out the "
+                "rule, or the other sources"
+            )
+        return asked
+
+    def drafter(
+        self, law: Law, sequences: Sequences, rule: StoppingRule, eos: set[int], scope: Scope = ONE_TEXT,
+        generation_config: GenerationConfig | None = None,
+    ) -> Drafter:
+        """What drafts for `rule` from the sources of `scope`."""
+        model = self.model_drafter(law, sequences, rule, eos) if "model" in scope.sources else None
+        if not scope.is_mixed:
+            return model
+        sources: list[Source] = []
+        if "lookup" in scope.sources:
+            length, ngram = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
+            asked = {"length": length, "max_ngram": ngram}
+            asked = {name: value for name, value in asked.items() if value is not None}
+            sources.append(Lookup(sequences, law, branches=min(scope.branches, 2), **asked))
+        if "recycling" in scope.sources:
+            sources.append(Recycling(sequences, law.vocab_size))
+        return Mixture(sequences, sources, model)
+
+    def model_drafter(self, law: Law, sequences: Sequences, rule: StoppingRule, eos: set[int]) -> ModelDrafter:
+        """The draft at work for `rule`."""
         judge = None
         if "acceptance" in rule.needs:
             judge = Judge(acceptance_layer(self.draft), self.head)
@@ -110,6 +157,29 @@ class Pair:
                 "former the target decodes alone"
             )
         return ModelDrafter(self.draft, law, sequences, rule.needs, judge, limit, eos)
+
+
+def without_draft(stopping_config: StoppingConfig | None) -> StoppingConfig:
+    """The settings of a generation without a draft.
+
+    Raises:
+        ValueError: for a rule that asks what only a draft knows.
+    """
+    if stopping_config is None or stopping_config.rule is None:
+        bounds = stopping_config or StoppingConfig()
+        if bounds.threshold is not None:
+            raise ValueError(
+                f"threshold={bounds.threshold} is for the head of a draft: pass the draft as assistant_model=draft, or "
+                "leave the threshold out"
+            )
+        return replace(bounds, rule="cost-aware", settings={"uses_head": False})
+    asked = stopping_config.filled_from(None).needs & {"acceptance", "entropy"}
+    if asked:
+        raise ValueError(
+            f"the rule {stopping_config.rule!r} asks for {', '.join(sorted(asked))}, which only a draft knows: pass it "
+            "as assistant_model=draft, or leave the rule out"
+        )
+    return stopping_config
 
 
 def recommending_head(draft: PreTrainedModel, stopping_config: StoppingConfig | None) -> AcceptanceHeadConfig | None:
@@ -233,19 +303,17 @@ def warn_of_other_decoding(trained: Decoding, used: Decoding) -> None:
 
 
 def honoured(
-    generation_config: GenerationConfig, stopping_config: StoppingConfig | None, own: GenerationConfig
+    generation_config: GenerationConfig, stopping_config: StoppingConfig | None, own: GenerationConfig | None
 ) -> StoppingConfig:
     """`stopping_config` with what the caller asked of assisted generation through `generate`'s own settings.
 
     Args:
-        own: the draft's, whose `num_assistant_tokens` bounds a draft unless the caller says otherwise.
+        own: the draft's, if there is one, whose `num_assistant_tokens` bounds a draft unless the caller says otherwise.
 
     Raises:
         ValueError: for a setting that contradicts `stopping_config` or that SpecDec++ cannot honour.
     """
     settings = stopping_config or StoppingConfig()
-    if generation_config.prompt_lookup_num_tokens is not None:
-        raise ValueError("prompt_lookup_num_tokens drafts from the prompt, SpecDecPP with a model: give one of them")
     defaults = GenerationConfig._get_default_generation_params()
     if generation_config.assistant_ensemble_weight is not None:
         raise ValueError("assistant_ensemble_weight changes the target's distribution, and SpecDecPP never does")
@@ -260,7 +328,7 @@ def honoured(
     asked = generation_config.num_assistant_tokens
     if asked in (None, default):
         unbounded = settings.min_draft_length is None and settings.max_draft_length is None
-        if unbounded and own.num_assistant_tokens not in (None, default):
+        if own is not None and unbounded and own.num_assistant_tokens not in (None, default):
             return replace(settings, max_draft_length=own.num_assistant_tokens)
         return settings
     if settings.max_draft_length not in (None, asked):

@@ -95,14 +95,19 @@ class StoppingConfig:
             make_rule(self.rule, self.threshold, self.settings, filled=False)
 
     @property
+    def needs(self) -> frozenset[str]:
+        """What the rule reads, see `StoppingRule`. Say it of filled settings."""
+        return make_rule(self.rule, self.threshold, self.settings).needs
+
+    @property
     def needs_head(self) -> bool:
         """Whether the rule asks the acceptance head. Say it of filled settings."""
-        return "acceptance" in make_rule(self.rule, self.threshold, self.settings).needs
+        return "acceptance" in self.needs
 
     @property
     def needs_seconds(self) -> bool:
         """Whether the rule counts seconds. Say it of filled settings."""
-        return "seconds" in make_rule(self.rule, self.threshold, self.settings).needs
+        return "seconds" in self.needs
 
     def filled_from(self, head: AcceptanceHeadConfig | None) -> StoppingConfig:
         """These settings with the head's recommendation in place of what was left out.

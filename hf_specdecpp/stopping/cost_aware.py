@@ -66,6 +66,40 @@ class RunningAcceptance:
         return sum(probability >= edge for edge in self.edges)
 
 
+class RunningProposals:
+    """Running estimates of the acceptance of tokens that no model proposed, by source, evidence and place."""
+
+    fading: ClassVar[float] = 0.99
+    prior: ClassVar[float] = 4.0
+    edges: ClassVar[tuple[int, ...]] = (2, 3, 4, 6, 9, 13)
+    # Of lookups by the number of tokens that agree, the first token and later ones; of tables by the rank.
+    first: ClassVar[tuple[float, ...]] = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9)
+    later: ClassVar[tuple[float, ...]] = (0.5, 0.6, 0.7, 0.75, 0.85, 0.9, 0.95)
+    ranks: ClassVar[tuple[float, ...]] = (0.3, 0.1, 0.06, 0.04, 0.03, 0.02, 0.02)
+
+    def __init__(self):
+        self.counts: dict[tuple[str, int, bool], list[float]] = {}
+
+    def given(self, token: DraftedToken) -> float:
+        """The probability that the token is accepted, all before it having been."""
+        accepted, seen = self._of(token)
+        return accepted / seen
+
+    def add(self, token: DraftedToken, accepted: bool) -> None:
+        count = self._of(token)
+        count[0] = self.fading * count[0] + accepted
+        count[1] = self.fading * count[1] + 1
+
+    def _of(self, token: DraftedToken) -> list[float]:
+        by_rank = token.source == "recycling"
+        level = min(token.evidence, 7) - 1 if by_rank else sum(token.evidence >= edge for edge in self.edges)
+        key = token.source if by_rank else "lookup", level, token.position == 1
+        if key not in self.counts:
+            prior = (self.ranks if by_rank else self.first if token.position == 1 else self.later)[level]
+            self.counts[key] = [prior * self.prior, self.prior]
+        return self.counts[key]
+
+
 class CostAware(TimedRule):
     """Drafts one more token while its expected gain is worth more than its time.
 
@@ -100,7 +134,9 @@ class CostAware(TimedRule):
         self.others = [RunningAcceptance((1 - mean_acceptance) / 2**rank) for rank in (1, 2, 3)]
         self.known: CostProfile | None = None
         self.tokens = self.steps = 0.0  # of a text, and of rounds, in steps of plain decoding
-        self.rows = 1
+        self.rows, self.is_mixed, self.tried = 1, False, False
+        self.drafted = self.draft_steps = 0.0  # of a text: tokens that a draft of the model adds, and its steps
+        self.proposals = RunningProposals()
         self.idle = 0
         self.head_loss = self.own_loss = 0.0
 
@@ -109,10 +145,11 @@ class CostAware(TimedRule):
         """Tokens a second of rounds that draft, in the long run, of all texts together."""
         return self.rows * self.tokens / (self.steps * self.known.verification(1))
 
-    def expect(self, rounds: float = 8.0) -> None:
+    def expect(self, drafts: bool = True, rounds: float = 8.0) -> None:
         """Begins the long run with what the best fixed length should do, worth so many rounds of experience."""
-        tokens, steps = max(self.fixed_lengths(), key=lambda reward: reward[0] / reward[1])
+        tokens, steps = max(self.fixed_lengths(), key=lambda reward: reward[0] / reward[1]) if drafts else (1.0, 1.0)
         self.tokens, self.steps = rounds * tokens, rounds * steps
+        self.drafted, self.draft_steps = tokens - 1, steps - 1
 
     def fixed_lengths(self) -> Iterator[tuple[float, float]]:
         """Of a round that drafts 1, 2, ... tokens whatever they are: expected tokens of a text, and time in steps."""
@@ -133,31 +170,40 @@ class CostAware(TimedRule):
         return best
 
     def plan(self, scope: Scope = ONE_TEXT) -> Plan:
-        self.known, self.rows = self.current_costs(scope.rows), scope.rows
+        self.known, self.rows = self.current_costs(scope.rows, "model" in scope.sources), scope.rows
+        self.is_mixed = scope.is_mixed
         if self.known is None:
             return Plan((4, 0, 2)[self.running.rounds(scope.rows) % 3], reason=self.reason, cap_reason=self.reason)
         if not self.steps:
-            self.expect()
-        if not self._pays():
+            self.expect("model" in scope.sources)
+        pays = self._pays()
+        if not pays and not scope.is_mixed:
             return Plan(0, reason=self.reason, cap_reason=self.reason)
         chain = Plan(
             self.max_length, "survival", self.levels(), strict=True, factor=self.expected, reason=self.reason,
             cap_reason=self.reason,
         )  # fmt: skip
-        if scope.branches == 1 and scope.rows == 1:
+        if scope.branches == 1 and scope.rows == 1 and not scope.is_mixed:
             return chain
         return Forest(
-            **vars(chain) | {"branches": scope.branches}, value=self.throughput, costs=self.known,
+            **vars(chain) | {"branches": scope.branches, "chooses": scope.branches > 1 or scope.is_mixed}, value=self.throughput, costs=self.known,
             ranked=self.ranked, horizon=self.horizon, max_nodes=scope.max_nodes, rows=scope.rows,
+            drafted=self.drafted if pays else 0.0, price=self.draft_steps * self.tokens / self.steps,
+            tries=pays and self.tried,
         )  # fmt: skip
 
     def _pays(self) -> bool:
         """Whether to draft in this round. Where it does not pay it is tried now and then, at a hundredth of the time."""
-        if self.tokens >= self.steps:
+        worth, loss = self.tokens - self.steps, min(steps - tokens for tokens, steps in self.fixed_lengths())
+        if self.is_mixed:  # beside lookups: what the model's drafts add, against what else their time would earn
+            worth = self.drafted - self.draft_steps * self.tokens / self.steps
+            loss = -worth
+        self.tried = worth < 0
+        if not self.tried:
             self.idle = 0
             return True
         self.idle += 1
-        if self.probing * self.idle < min(steps - tokens for tokens, steps in self.fixed_lengths()):
+        if self.probing * self.idle < loss:
             return False
         self.idle = 0
         return True
@@ -186,6 +232,13 @@ class CostAware(TimedRule):
 
     def expected(self, token: DraftedToken) -> float:
         """The probability of acceptance, of two opinions weighted by Bayes' rule as two models of what was seen."""
+        if token.source != "model":
+            return token.probability * self.proposals.given(token)
+        if token.evidence:
+            return max(self._of_model(token), self.proposals.given(token))
+        return self._of_model(token)
+
+    def _of_model(self, token: DraftedToken) -> float:
         if token.rank > 1:
             return self._of_rank(token.rank).given(token.probability)
         own = self.acceptance.given(token.probability)
@@ -201,15 +254,36 @@ class CostAware(TimedRule):
         super().end(round)
         for token, accepted in round.verified():
             if accepted or not round.censored:
+                if token.source != "model" or token.evidence:
+                    self.proposals.add(token, accepted)
+                if token.source != "model":
+                    continue
                 if token.rank == 1 and self.uses_head and token.acceptance is not None:
                     own = self.acceptance.given(token.probability)
                     self.head_loss = self.fading * self.head_loss + log_loss(token.acceptance, accepted)
                     self.own_loss = self.fading * self.own_loss + log_loss(own, accepted)
                 self._of_rank(token.rank).add(token, accepted)
-        if self.known is not None and round.passes:
+        if self.known is not None and (round.passes or self.is_mixed):
             self.tokens = self.fading * self.tokens + round.accepted + 1
             steps = self.known.round(round.passes, round.width) / self.known.verification(1)
             self.steps = self.fading * self.steps + steps
+            if self.is_mixed and round.passes:
+                self._learn_drafts(round)
+
+    def _learn_drafts(self, round: Round) -> None:
+        """What the model's own tokens could be expected to add in a round, and what they cost."""
+        survival, added, count = [], 0.0, 0
+        parents = range(-1, len(round.drafted) - 1) if round.parents is None else round.parents
+        for token, parent in zip(round.drafted, parents, strict=True):
+            survival.append((1.0 if parent < 0 else survival[parent]) * self.expected(token))
+            if token.source == "model":
+                added, count = added + survival[-1], count + 1
+        step = self.known.verification(1)
+        cost = round.passes * self.known.draft_seconds
+        cost += self.known.verification(round.width) - self.known.verification(max(round.width - count, 1))
+        weight = 1 / 16
+        self.drafted += weight * (added - self.drafted)
+        self.draft_steps += weight * (cost / step - self.draft_steps)
 
 
 def log_loss(probability: float, accepted: bool) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
@@ -85,14 +86,16 @@ class RunningCosts:
         """How many rounds of so many texts are remembered."""
         return sum(map(len, self.verify.get(rows, {}).values()))
 
-    def profile(self, rows: int = 1) -> CostProfile | None:
+    def profile(self, rows: int = 1, drafts: bool = True) -> CostProfile | None:
         """What is known so far; `None` before plain rounds and drafted ones were both seen.
+
+        Without `drafts` no model drafts, and what its passes would cost need not be known.
 
         More tokens never cost less: medians that say so are pooled (isotonic regression by pooling adjacent
         violators, weighted by the number of rounds). Between measured lengths the costs are interpolated.
         """
         verify = self.verify.get(rows, {})
-        if rows not in self.draft or 1 not in verify:
+        if (drafts and rows not in self.draft) or 1 not in verify or (not drafts and len(verify) < 2):
             return None
         pools: list[tuple[float, int, list[int]]] = []
         for n, seconds in sorted(verify.items()):
@@ -106,4 +109,5 @@ class RunningCosts:
         costs = []
         for (a, s), (b, t) in pairwise(known):
             costs += [s + (t - s) * (n - a) / (b - a) for n in range(a, b)]
-        return CostProfile(median(self.draft[rows]), (*costs, known[-1][1]))
+        draft = median(self.draft[rows]) if rows in self.draft else math.inf
+        return CostProfile(draft, (*costs, known[-1][1]))

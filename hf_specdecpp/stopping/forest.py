@@ -32,6 +32,9 @@ class Forest(Plan):
         max_nodes (`int`): the most nodes of a text that are verified.
         rows (`int`): texts.
         expanded (`int`): the most nodes of a level and text that are drafted behind.
+        drafted (`float`), price (`float`): tokens of a text that a draft of the model can be expected to add, and what
+            its seconds are worth in tokens.
+        tries (`bool`): draft with the model in any case.
     """
 
     value: float = 0.0
@@ -41,6 +44,17 @@ class Forest(Plan):
     max_nodes: int = 32
     rows: int = 1
     expanded: int = 4
+    drafted: float = 0.0
+    price: float = 0.0
+    tries: bool = True
+
+    def drafts_beside(self, nodes: Sequence[Sequence[Node]]) -> bool:
+        """Whether the model drafts as well where these nodes of each text are proposed already.
+
+        What it adds counts where none of them is right.
+        """
+        left = sum(max(1 - sum(n.survival for n in own if n.parent is None), 0.0) for own in nodes)
+        return self.tries or left * self.drafted > self.rows * self.price
 
     def expand(self, level: Sequence[Node]) -> Sequence[Node]:
         texts: dict[int, list[Node]] = {}
@@ -56,6 +70,8 @@ class Forest(Plan):
         return best if depth < self.floor or self._gain([n.survival for n in best], depth) > 0 else []
 
     def take(self, nodes: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
+        if self.branches == 1:
+            nodes = [best_path(own) for own in nodes]
         # Survival never rises along a path, so the likeliest so many hold with each node its parents.
         likeliest = [sorted(own, key=lambda n: (-n.survival, n.token.position)) for own in nodes]
         most = min(max(map(len, likeliest)), self.max_nodes)
@@ -99,3 +115,8 @@ def depth_first(nodes: Sequence[Node]) -> list[Node]:
         found.append(node)
         waiting += children.get(id(node), [])
     return found
+
+
+def best_path(nodes: Sequence[Node]) -> list[Node]:
+    """Of a text's nodes the path that can be expected to be accepted the farthest."""
+    return max((node.path for node in nodes), key=lambda path: sum(n.survival for n in path), default=[])

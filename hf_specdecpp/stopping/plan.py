@@ -31,6 +31,7 @@ class Plan:
         parts (`tuple[Plan, ...]`), every (`bool`): goes on while any part does if `every`, else while all do.
         reason (`str`), cap_reason (`str`): why a round ended that the statistic or the cap ended, for `collect_stats`.
         branches (`int`): children drafted behind each node.
+        chooses (`bool`): `take` may leave nodes out.
     """
 
     cap: int | None = None
@@ -44,6 +45,7 @@ class Plan:
     reason: str = "rule"
     cap_reason: str = "max_draft_length"
     branches: int = 1
+    chooses: bool = False
 
     @property
     def is_blind(self) -> bool:

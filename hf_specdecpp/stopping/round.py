@@ -18,6 +18,9 @@ class DraftedToken:
             earlier ones are accepted. `None` until the head knows: one that reads the state after the token judges it
             in the pass that draws the next.
         rank (`int`): its place among the tokens drafted behind the same one, from 1; always 1 in a chain.
+        source (`str`): who proposed it: `"model"`, `"lookup"` or `"recycling"`.
+        evidence (`int`): what the source knows of it: the tokens before it that agree, or its rank in a table. Of a
+            token of the model it says that a lookup proposes the same.
     """
 
     position: int
@@ -25,6 +28,8 @@ class DraftedToken:
     entropy: float | None = None
     acceptance: float | None = None
     rank: int = 1
+    source: str = "model"
+    evidence: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,14 @@ class Scope:
         rows (`int`): texts of the batch that go on and share the rule.
         branches (`int`): the most tokens drafted behind one; 1 makes chains.
         max_nodes (`int`): the most drafted tokens that the target verifies of each text.
+        sources (`tuple[str, ...]`): what may propose, of which only the model takes time.
     """
 
     rows: int = 1
     branches: int = 1
     max_nodes: int = 32
+    sources: tuple[str, ...] = ("model",)
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.sources != ("model",)

@@ -52,9 +52,9 @@ class TimedRule(StoppingRule):
         self.learns = costs is None and running is None
         self.running = RunningCosts() if running is None else running
 
-    def current_costs(self, rows: int = 1) -> CostProfile | None:
+    def current_costs(self, rows: int = 1, drafts: bool = True) -> CostProfile | None:
         """What a round of so many texts costs as far as is known; `None` while too little was measured."""
-        return self.costs or self.running.profile(rows)
+        return self.costs or self.running.profile(rows, drafts)
 
     def end(self, round: Round) -> None:
         if self.learns:
