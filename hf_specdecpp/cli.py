@@ -466,8 +466,7 @@ def calibrate(
         models = load_pair(target, draft, name, **loading(device_map, attention, quantization))
         if head:
             load_head(models[1], head)
-        pair = models[0].config, models[1], models[0].device
-        path, before = stored_path(pair_identity(*pair)), None if force else stored_calibration(*pair)
+        path, before = stored_path(pair_identity(*models)), None if force else stored_calibration(*models)
         if before is not None:
             found[name] = before
             console.print(f"{name}: measured before, {path} (--force measures again)", soft_wrap=True)
