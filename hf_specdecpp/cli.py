@@ -243,6 +243,9 @@ def label(
         None, help="URL of an OpenAI-compatible server that writes the responses.", show_default=False
     ),
     server_model: str = typer.Option(None, help="Its name for the target. (default: --target)", show_default=False),
+    server_key_variable: str = typer.Option(
+        None, help="Environment variable with its API key. (default: none is sent)", show_default=False
+    ),
     max_new_tokens: int = typer.Option(192, min=1, help="Longest response."),
     limit: int = typer.Option(None, min=1, help="Only the first rows of each source.", show_default=False),
     batch_size: int = typer.Option(64, min=1, help="Responses generated at once."),
@@ -274,7 +277,9 @@ def label(
         max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, prompts=len(rows),
         prompts_sha256=fingerprint(rows),
     )  # fmt: skip
-    respond = served(server, server_model or target, tokenizer, models[0], card) if server else None
+    respond = None
+    if server:
+        respond = served(server, server_model or target, tokenizer, models[0], card, server_key_variable)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[rate]}"), console=console) as progress:
         task = progress.add_task("responses and labels", total=len(rows), rate="")
