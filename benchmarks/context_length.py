@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp"]
+# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
 # ///
 """Time and memory of a generated token after prompts of growing length, plain and with SpecDec++.
 

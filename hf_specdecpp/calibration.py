@@ -86,21 +86,20 @@ class Calibration:
             raise ValueError(f"{str(path)!r} holds no calibration: make one with `specdecpp calibrate`") from error
 
 
-def pair_identity(
-    target: PretrainedConfig, draft: PreTrainedModel, target_device: torch.device | None = None
-) -> dict[str, str]:
+def pair_identity(target: PreTrainedModel | PretrainedConfig, draft: PreTrainedModel) -> dict[str, str]:
     """What a measurement depends on: devices, threads, both models and how they were loaded, and the libraries.
 
+    Models are told as they are now: moved or cast, they are another pair.
+
     Args:
-        target: the configuration of the loaded target, which knows its dtype, attention and quantisation.
-        draft: where it is and as it is now; moved or cast, it is another pair.
-        target_device (`torch.device`, *optional*): where the target begins; left out, where the draft is.
+        target: the model, or its configuration, which is taken to lie where the draft lies.
     """
+    loaded = isinstance(target, PreTrainedModel)
     return {
         "draft_device": device_name(draft.device),
-        "target_device": device_name(target_device or draft.device),
+        "target_device": device_name(target.device if loaded else draft.device),
         "threads": str(torch.get_num_threads()),
-        "target": loaded_as(target, target.dtype),
+        "target": loaded_as(target.config if loaded else target, target.dtype),
         "draft": loaded_as(draft.config, draft.dtype),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -123,7 +122,7 @@ def stored_path(pair: dict[str, str]) -> Path:
 
 
 def stored_calibration(
-    target: PretrainedConfig | None, draft: PreTrainedModel, target_device: torch.device | None = None
+    target: PreTrainedModel | PretrainedConfig | None, draft: PreTrainedModel
 ) -> Calibration | None:
     """What `specdecpp calibrate` measured for this pair on this machine, if it did, see `pair_identity`.
 
@@ -131,7 +130,7 @@ def stored_calibration(
     """
     if target is None:
         return None
-    path = stored_path(pair_identity(target, draft, target_device))
+    path = stored_path(pair_identity(target, draft))
     try:
         return Calibration.load(path)
     except FileNotFoundError:

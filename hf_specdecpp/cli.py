@@ -229,9 +229,13 @@ def label(
         help="greedy or sampling: label for it; repeat it for both. (default: as the responses)",
         show_default=False,
     ),
-    temperature: float = typer.Option(1.0, help="Of sampling."),
-    top_k: int = typer.Option(50, help="Of sampling; 0 keeps all tokens."),
-    top_p: float = typer.Option(1.0, help="Of sampling."),
+    temperature: float = typer.Option(
+        None, help="Of sampling. (default: the target's generation config, else 1.0)", show_default=False
+    ),
+    top_k: int = typer.Option(
+        None, help="Of sampling; 0 keeps all tokens. (default: likewise, else 50)", show_default=False
+    ),
+    top_p: float = typer.Option(None, help="Of sampling. (default: likewise, else 1.0)", show_default=False),
     procedure: str = typer.Option("on-policy", help="on-policy, or specdec++ for the paper's mixed sequences."),
     mixing: float = typer.Option(0.15, help="For specdec++: share of the target's tokens (r in the paper)."),
     states: list[str] = typer.Option(
@@ -243,6 +247,9 @@ def label(
         None, help="URL of an OpenAI-compatible server that writes the responses.", show_default=False
     ),
     server_model: str = typer.Option(None, help="Its name for the target. (default: --target)", show_default=False),
+    server_key_variable: str = typer.Option(
+        None, help="Environment variable with its API key. (default: none is sent)", show_default=False
+    ),
     max_new_tokens: int = typer.Option(192, min=1, help="Longest response."),
     limit: int = typer.Option(None, min=1, help="Only the first rows of each source.", show_default=False),
     batch_size: int = typer.Option(64, min=1, help="Responses generated at once."),
@@ -254,14 +261,14 @@ def label(
 ) -> None:
     """Label the draft's tokens with the target's verdicts, on the target's own responses."""
     from .data import fingerprint, load_rows, tokenized_prompts
+    from .responses import sampling_of
     from .training.label_folder import LabelsCard
     from .training.labels import Rows
     from .training.pipeline import label_prompts, leave_processes, process_state, served
 
     process_state()  # under `accelerate launch`, chooses the GPU that this process loads models on
-    modes = {"greedy": Decoding(), "sampling": Decoding(True, temperature, top_k, top_p)}
     own = "sampling" if sample else "greedy"
-    for name, known in [(m, modes) for m in mode] + [(s, ("before", "after")) for s in states]:
+    for name, known in [(m, ("greedy", "sampling")) for m in mode] + [(s, ("before", "after")) for s in states]:
         if name not in known:
             raise ValueError(f"{name!r} is none of {', '.join(known)}")
     sources = [load_rows(source) for source in prompts]
@@ -269,12 +276,18 @@ def label(
     rows = tokenized_prompts(tokenizer, *(s.select(range(min(limit or len(s), len(s)))) for s in sources))
     models = load_pair(target, draft, dtype, **loading(device_map, attention, quantization))
     check_pair(None, models[1].config, models[0].config)
+    modes = {"greedy": Decoding(), "sampling": sampling_of(models[0], temperature, top_k, top_p)}
+    for name in dict.fromkeys([own, *mode]):
+        settings = ", ".join(f"{key}={value}" for key, value in modes[name].generate_kwargs().items())
+        console.print(f"{name}: {settings}", highlight=False, soft_wrap=True)
     card = LabelsCard.of(
         *models, modes[own], {name: modes[name] for name in mode or [own]}, Rows(procedure, mixing), states=states,
         max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, prompts=len(rows),
         prompts_sha256=fingerprint(rows),
     )  # fmt: skip
-    respond = served(server, server_model or target, tokenizer, models[0], card) if server else None
+    respond = None
+    if server:
+        respond = served(server, server_model or target, tokenizer, models[0], card, server_key_variable)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[rate]}"), console=console) as progress:
         task = progress.add_task("responses and labels", total=len(rows), rate="")
@@ -466,8 +479,7 @@ def calibrate(
         models = load_pair(target, draft, name, **loading(device_map, attention, quantization))
         if head:
             load_head(models[1], head)
-        pair = models[0].config, models[1], models[0].device
-        path, before = stored_path(pair_identity(*pair)), None if force else stored_calibration(*pair)
+        path, before = stored_path(pair_identity(*models)), None if force else stored_calibration(*models)
         if before is not None:
             found[name] = before
             console.print(f"{name}: measured before, {path} (--force measures again)", soft_wrap=True)

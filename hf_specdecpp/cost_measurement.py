@@ -78,7 +78,7 @@ def calibrate(
     for length in context_lengths:
         profiles[length] = measure_costs(target, draft, max_draft_length, length)
         on_context(length)
-    return Calibration(pair_identity(target.config, draft, target.device), profiles)
+    return Calibration(pair_identity(target, draft), profiles)
 
 
 def plot(calibrations: dict[str, Calibration], path: Path) -> None:

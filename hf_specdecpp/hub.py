@@ -14,22 +14,27 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 from .acceptance import AcceptanceHeadConfig, AcceptancePeftType
-from .model_card import METRICS, PLOT, head_card
+from .model_card import INSTALLED_FROM, METRICS, PLOT, head_card
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Whatever else is in a head's folder stays there: checkpoints hold pickles, and the state of an optimizer.
 COPIED = (WEIGHTS, METRICS, PLOT, "LICENSE")
 
+# What users are told to install is code that they run, so it is never a bare name, which others could register.
+# transformers takes a bare name only, as requirement and as import outside of `try`, and would advise to install that.
 CUSTOM_GENERATE = {
-    "custom_generate/generate.py": """\
+    "custom_generate/generate.py": f"""\
 # model.generate(..., assistant_model=draft, custom_generate="this/repository", trust_remote_code=True)
-from hf_specdecpp import SpecDecPP
+try:
+    from hf_specdecpp import SpecDecPP
+except ImportError as error:
+    raise ImportError("this repository generates with hf_specdecpp: pip install {INSTALLED_FROM}") from error
 
 
 def generate(model, **kwargs):
     return model.generate(candidate_generator=SpecDecPP, **kwargs)
 """,
-    "custom_generate/requirements.txt": "hf_specdecpp\n",
+    "custom_generate/requirements.txt": f"# pip install {INSTALLED_FROM}\n",
 }
 
 

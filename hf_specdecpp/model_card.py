@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from .acceptance import AcceptanceHeadConfig
 from .decoding import Decoding
+
+PROJECT_URL = "https://github.com/hf-specdecpp/hf_specdecpp"
+INSTALLED_FROM = f"git+{PROJECT_URL}@v{version('hf_specdecpp')}"  # what pip takes
 
 METRICS, PLOT = "metrics.json", "reliability.png"
 # Either marks a card that nobody wrote: the title that PEFT's save_pretrained gives, or a line of ours.
@@ -26,8 +30,8 @@ CARD = """\
 
 Predicts, token by token, whether `{target}` will accept what `{draft}` drafts, so that drafting stops when a rejection
 is likely enough (SpecDec++, [arXiv 2405.19715](https://arxiv.org/abs/2405.19715)). The output is the target's own.
-A PEFT adapter for {mode}, made with [hf_specdecpp](https://github.com/hf-specdecpp/hf_specdecpp):
-`pip install git+https://github.com/hf-specdecpp/hf_specdecpp`, then
+A PEFT adapter for {mode}, made with [hf_specdecpp]({project}):
+`pip install {installed_from}`, then
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -92,7 +96,8 @@ def head_card(
     decoding = Decoding(**config.decoding)
     mode = f"sampling (temperature {decoding.temperature:g}, top-k {decoding.top_k}, top-p {decoding.top_p:g})"
     body = CARD.format(
-        mark=UNWRITTEN[1], draft=config.base_model_name_or_path, target=config.target_name_or_path, repo_id=repo_id,
+        mark=UNWRITTEN[1], project=PROJECT_URL, installed_from=INSTALLED_FROM, draft=config.base_model_name_or_path,
+        target=config.target_name_or_path, repo_id=repo_id,
         mode=mode if decoding.do_sample else "greedy decoding",
         keywords=", ".join(f"{name}={value}" for name, value in decoding.generate_kwargs().items()),
         settings=_settings(config), training=_training(folder, config, data),

@@ -6,10 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.utils import logging
 
 from .decoding import Decoding
 from .decoding.cache import growing_cache
 
+logger = logging.get_logger(__name__)
+
+# Settings of a generation config that change a distribution and are no part of a `Decoding`, as they do nothing.
+LEFT_OUT = {
+    "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None, "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0, "bad_words_ids": None, "suppress_tokens": None, "sequence_bias": None,
+}  # fmt: skip
 PROMPTS_PER_PASS = 8  # longer passes are no faster, and pad more
 
 
@@ -109,3 +117,24 @@ def end_of_sequence(model: PreTrainedModel) -> list[int]:
     """The tokens that end an answer of `model`."""
     eos = model.generation_config.eos_token_id
     return [] if eos is None else torch.as_tensor(eos).flatten().tolist()
+
+
+def sampling_of(
+    model: PreTrainedModel, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None
+) -> Decoding:
+    """How `model` samples when its user says no more than `do_sample=True`, but for what is given here.
+
+    Warns of settings of its generation config that the labels of a head leave out.
+    """
+    own, defaults = model.generation_config, Decoding(True)
+    left_out = {name: getattr(own, name, None) for name in LEFT_OUT}
+    left_out = {name: value for name, value in left_out.items() if value not in (None, LEFT_OUT[name])}
+    if left_out:
+        named = ", ".join(f"{name}={value}" for name, value in left_out.items())
+        logger.warning(f"the target's generation config asks for {named}, which responses and labels leave out")
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for name, value in settings.items():
+        if value is None:
+            value = getattr(own, name, None)
+        settings[name] = getattr(defaults, name) if value is None else value
+    return Decoding(True, **settings)

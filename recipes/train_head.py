@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp"]
+# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
 # ///
 """From raw prompts to the acceptance heads of a pair, one for each way of decoding, judged and reported.
 
@@ -51,7 +51,8 @@ def label(recipe: Recipe, models: Callable, mode: str, name: str, folder: Path, 
     )  # fmt: skip
     respond = None
     if recipe.server:
-        respond = served(recipe.server, recipe.server_model or recipe.target_name, tokenizer, target, card)
+        name = recipe.server_model or recipe.target_name
+        respond = served(recipe.server, name, tokenizer, target, card, recipe.server_key_variable)
     done = 0
 
     def on_batch(n: int, rate: float) -> None:

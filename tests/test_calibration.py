@@ -65,19 +65,22 @@ def test_another_dtype_thread_count_or_model_has_another_calibration(target, mon
         "hf_specdecpp.conditions.processor", lambda: "another processor"
     )  # of one home on two machines
     paths.add(stored_path(pair_identity(target.config, draft)))
-    paths.add(stored_path(pair_identity(target.config, draft, torch.device("meta"))))
+    paths.add(stored_path(pair_identity(tiny_model().to("meta"), draft)))
+    paths.add(stored_path(pair_identity(tiny_model().half(), draft)))
     for name, value in (("_attn_implementation", "eager"), ("quantization_config", {"load_in_4bit": True})):
         for role in ("target", "draft"):
             loaded = {"target": tiny_model(), "draft": similar_draft(target)}
             setattr(loaded[role].config, name, value)
             paths.add(stored_path(pair_identity(loaded["target"].config, loaded["draft"])))
-    assert len(paths) == 10
+    assert len(paths) == 11
 
 
 def test_a_draft_that_was_moved_has_other_costs(target):
-    draft = similar_draft(target)
-    before = pair_identity(target.config, draft)
-    moved = pair_identity(target.config, draft.to("meta"))
+    draft, config = similar_draft(target), copy.deepcopy(target.config)
+    config.dtype = target.dtype  # as `from_pretrained` writes it there
+    before = pair_identity(config, draft)
+    assert pair_identity(target, draft) == before
+    moved = pair_identity(config, draft.to("meta"))
     assert {name for name in before if before[name] != moved[name]} == {"draft_device", "target_device"}
 
 

@@ -1,6 +1,7 @@
 """The commands, on a tiny pair on disk."""
 
 import json
+import shutil
 from importlib.metadata import version
 
 import pytest
@@ -37,6 +38,26 @@ def test_from_prompts_to_a_head_that_the_demo_uses(pair, tmp_path):
     )  # fmt: skip
     assert shown.exit_code == 0, shown.output
     assert "SpecDec++" in shown.output
+
+
+def test_labels_are_sampled_as_the_target_samples(pair, tmp_path):
+    """Its generation config says how, as it does to `generate(do_sample=True)`; what is given goes before it."""
+    target = shutil.copytree(pair / "target", tmp_path / "target")
+    settings = json.loads((target / "generation_config.json").read_text())
+    settings |= {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    (target / "generation_config.json").write_text(json.dumps(settings))
+    for name, given, expected in (
+        ("own", (), {"temperature": 0.6, "top_k": 50, "top_p": 0.9}),
+        ("given", ("--temperature", 1, "--top-k", 0), {"temperature": 1.0, "top_k": 0, "top_p": 0.9}),
+    ):
+        done = run(
+            "label", "--target", target, "--draft", pair / "draft", "--prompts", pair / "prompts.jsonl", "--output",
+            tmp_path / name, "--sample", "--limit", 2, "--max-new-tokens", 4, "--dtype", "float32", *given,
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        card = json.loads((tmp_path / name / "labels.json").read_text())
+        assert card["responses"] == card["decodings"]["sampling"] == {"do_sample": True, **expected}
+        assert f"sampling: do_sample=True, {', '.join(f'{k}={v}' for k, v in expected.items())}" in done.output
 
 
 def test_the_demo_compares_the_methods_and_writes_everything(pair, tmp_path):

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import traceback
@@ -15,11 +16,15 @@ from conftest import similar_draft, with_head
 from huggingface_hub import constants
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers.dynamic_module_utils import check_python_requirements, get_imports
 from typer.testing import CliRunner
 
 from hf_specdecpp import push_head
 from hf_specdecpp.cli import app
+from hf_specdecpp.hub import write_custom_generate
+from hf_specdecpp.model_card import INSTALLED_FROM
 
+ROOT = Path(__file__).parents[1]
 NAMES = {"draft": "user/draft", "target": "user/target"}
 WHOLE = {
     "README.md", "adapter_config.json", "adapter_model.safetensors", "metrics.json", "reliability.png",
@@ -82,6 +87,33 @@ for name, token in {"no token": "", "revoked": "hf_revoked", "good": os.environ[
         found[name] = str(error)
 print(json.dumps(found))
 """
+
+
+def test_nobody_is_told_to_install_a_name_that_others_could_register(tmp_path, monkeypatch):
+    """transformers reads the requirements and the imports, and tells users to install what it does not find."""
+    write_custom_generate(tmp_path)
+    folder = tmp_path / "custom_generate"
+    assert (folder / "requirements.txt").read_text() == f"# pip install {INSTALLED_FROM}\n"
+    check_python_requirements(folder)
+    assert get_imports(folder / "generate.py") == []
+    monkeypatch.setitem(sys.modules, "hf_specdecpp", None)
+    with pytest.raises(ImportError, match=re.escape(f"hf_specdecpp: pip install {INSTALLED_FROM}")):
+        exec(compile((folder / "generate.py").read_text(), "generate.py", "exec"), {})
+
+
+def test_scripts_and_metadata_name_the_repository_with_the_tag_of_this_version():
+    settings = (ROOT / "pyproject.toml").read_text()
+    url, version = (re.search(f'^{name} = "(.*)"$', settings, re.MULTILINE)[1] for name in ("Repository", "version"))
+    assert f"git+{url}@v{version}" == INSTALLED_FROM
+    scripts = [path for folder in ("recipes", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    named = [
+        line
+        for path in scripts
+        for line in re.findall(r"^# dependencies = \[.*hf_specdecpp.*", path.read_text(), re.M)
+    ]
+    assert len(named) > 10
+    for line in named:
+        assert re.search(r'"hf_specdecpp(\[demo\])? @ ' + re.escape(f'{INSTALLED_FROM}"'), line)
 
 
 def test_an_uploaded_head_loads_by_its_name_and_its_card_runs(hub, trained, target, tokenizer, tmp_path):

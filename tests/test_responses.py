@@ -1,8 +1,11 @@
+import copy
+import logging
+
 import torch
 from conftest import prompt
 
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.responses import generate_responses
+from hf_specdecpp.responses import generate_responses, sampling_of
 
 
 def test_batched_greedy_responses_equal_single_generation(target):
@@ -24,3 +27,13 @@ def test_sampled_responses_repeat_with_their_seed(target):
     first = generate_responses(target, prompts, Decoding(True), 12, [2], seed=3)
     assert first == generate_responses(target, prompts, Decoding(True), 12, [2], seed=3)
     assert first != generate_responses(target, prompts, Decoding(True), 12, [2], seed=4)
+
+
+def test_what_labels_leave_out_of_a_targets_generation_config_is_said(target, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("hf_specdecpp"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("hf_specdecpp"), "level", logging.WARNING)
+    monkeypatch.setattr(target, "generation_config", copy.deepcopy(target.generation_config))
+    assert sampling_of(target) == Decoding(True) and not caplog.text
+    target.generation_config.update(top_k=20, repetition_penalty=1.1, min_p=0.0)
+    assert sampling_of(target, top_p=0.5) == Decoding(True, 1.0, 20, 0.5)
+    assert "asks for repetition_penalty=1.1, which responses and labels leave out" in caplog.text

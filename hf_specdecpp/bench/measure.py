@@ -126,7 +126,8 @@ def measure(
     """Generates what is not `done`, and says what it took, row by row.
 
     A prompt goes through all repeats before the next one's turn, and the sets take turns, so that a run cut short has
-    seen whole prompts of every set. Every repeat has the same seed, so that the counted repeat counts what is timed.
+    seen whole prompts of every set. Each prompt begins with another method, so that none always follows the same one.
+    Every repeat has the same seed, so that the counted repeat counts what is timed.
 
     Args:
         prompts: of each set, token ids `(1, length)`.
@@ -148,20 +149,26 @@ def measure(
             return
         prompt = prompts[name][number]
         for repeat in range(first_repeat, repeats + 1):
-            for method in methods:
+            waiting: list[Row] = []  # until it is known what plain decoding says
+            for method in (*methods[number % len(methods) :], *methods[: number % len(methods)]):
                 row = Row(name, number, repeat, method.name, 0.0, 0)
                 if row.key in known:
                     continue
                 if repeat == COUNTED:
                     row = replace(row, **bench.count(method, prompt, number))
-                    plain = known.get((name, number, COUNTED, "plain"))
-                    if plain is not None and not bench.settings.get("do_sample"):
-                        row = replace(row, **bench.difference(prompt, plain.ids, row.ids))
                 else:
                     ids, seconds = bench.run(method, prompt, number)
                     row = replace(row, seconds=seconds, new_tokens=len(ids))
                 known[row.key] = row
-                yield row
+                waiting.append(row)
+                plain = known.get((name, number, COUNTED, "plain"))
+                if repeat == COUNTED and plain is None and any(method.name == "plain" for method in methods):
+                    continue
+                for row in waiting:
+                    if repeat == COUNTED and plain is not None and not bench.settings.get("do_sample"):
+                        row = replace(row, **bench.difference(prompt, plain.ids, row.ids))
+                    yield row
+                waiting = []
         longest = max(longest, time.monotonic() - begun)
 
 

@@ -24,4 +24,10 @@ def weighted_acceptance_loss(raw_logits: Tensor, acceptance: Tensor, rejection_w
     logits, p = raw_logits[labelled], acceptance[labelled]
     rejected = rejection_weight * (1 - p)
     total = -(rejected * F.logsigmoid(-logits) + p * F.logsigmoid(logits)).sum()
-    return total, (rejected + p).sum()
+    return total, loss_weight(acceptance, rejection_weight)
+
+
+def loss_weight(acceptance: Tensor, rejection_weight: float) -> Tensor:
+    """The weight of `weighted_acceptance_loss`, which no prediction changes."""
+    p = acceptance[acceptance >= 0]
+    return (rejection_weight * (1 - p) + p).sum()

@@ -122,13 +122,28 @@ def generator(target: PreTrainedModel, card: LabelsCard) -> Respond:
 
 
 def served(
-    url: str, model: str, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, card: LabelsCard
+    url: str,
+    model: str,
+    tokenizer: PreTrainedTokenizerBase,
+    target: PreTrainedModel,
+    card: LabelsCard,
+    key_variable: str | None = None,
 ) -> Respond:
-    """Responses by a server's `model`, as `card` says; the key is that of `OPENAI_API_KEY`."""
+    """Responses by a server's `model`, as `card` says.
+
+    Args:
+        key_variable (`str`, *optional*): the environment variable with the server's API key; left out, none is sent.
+
+    Raises:
+        ValueError: if there is no such variable.
+    """
+    if key_variable is not None and not os.environ.get(key_variable):
+        raise ValueError(f"the environment has no {key_variable}: put the server's API key in it, or name another")
     return partial(
         request_responses, url, model, tokenizer=tokenizer, decoding=Decoding(**card.responses),
         max_new_tokens=card.max_new_tokens, eos_token_ids=end_of_sequence(target),
-        api_key=os.environ.get("OPENAI_API_KEY"),
+        api_key=os.environ[key_variable] if key_variable else None,
+        vocab_size=target.config.get_text_config().vocab_size,
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ class Recipe:
         limit (`int`, *optional*), judge_limit (`int`, *optional*): only the first prompts of each source.
         server (`str`, *optional*), server_model (`str`, *optional*): who writes the responses, see
             `request_responses`; left out, the target.
+        server_key_variable (`str`, *optional*): the environment variable with the server's API key.
         device_map (`str` or `dict`, *optional*), attention (`str`, *optional*), quantization (`dict`, *optional*): how
             the pair is loaded to label, see `load_pair`.
         dtype (`str`): of both models.
@@ -59,6 +60,7 @@ class Recipe:
     judge_limit: int | None = None
     server: str | None = None
     server_model: str | None = None
+    server_key_variable: str | None = None
     device_map: str | dict | None = None
     attention: str | None = None
     quantization: dict[str, Any] | None = None

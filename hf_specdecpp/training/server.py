@@ -11,16 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPException, IncompleteRead
 from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from ..decoding import Decoding
 
+logger = logging.get_logger(__name__)
+
 PAUSES = (1, 4, 16)  # seconds before another try
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TIMEOUT = 600  # seconds; a request may wait long for its turn
 PASSING = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, TimeoutError, IncompleteRead)
-ADVICE = dict.fromkeys((401, 403), "it wants another API key (`api_key`; the command line reads OPENAI_API_KEY)") | {
+ADVICE = dict.fromkeys((401, 403), "it wants another API key (`api_key`, or --server-key-variable)") | {
     404: "it has no such model or no completions; /v1/models lists what it has"
 }
 
@@ -45,6 +50,7 @@ def request_responses(
     seed: int = 0,
     concurrency: int = 32,
     api_key: str | None = None,
+    vocab_size: int | None = None,
 ) -> list[list[int]]:
     """Token ids that a served model answers to each prompt, the end-of-sequence token included where it was reached.
 
@@ -63,6 +69,7 @@ def request_responses(
         seed (`int`): of the draws; the seed of each request follows from it and from the prompt's place in `prompts`.
         concurrency (`int`): requests under way at once.
         api_key: sent with each request; it is never part of an error.
+        vocab_size (`int`, *optional*): of the target; left out, the tokenizer's. Tokens beyond are refused.
 
     Raises:
         ValueError: for a server that is not there, refuses, or answers nonsense. What may pass (a lost connection, the
@@ -78,6 +85,9 @@ def request_responses(
     headers = {"Content-Type": "application/json", "User-Agent": "hf_specdecpp"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
+        if url.startswith("http:") and urlsplit(url).hostname not in LOOPBACK:
+            logger.warning(f"the API key goes to {url} unencrypted: use https where others could listen")
+    vocab_size = vocab_size or len(tokenizer)
     fields = {
         "model": model,
         "max_tokens": max_new_tokens,
@@ -108,7 +118,7 @@ def request_responses(
                     status, body = response.status, response.read().decode(errors="replace")
                 if status == 200:
                     with one_at_a_time:
-                        return response_ids(body, tokenizer, eos_token_ids)[:max_new_tokens]
+                        return response_ids(body, tokenizer, eos_token_ids, vocab_size)[:max_new_tokens]
                 passing = status == 429 or status >= 500
                 said = ADVICE.get(status) or excerpt(body) or response.reason
                 trouble = f"{status} to a prompt of {len(prompt)} tokens for the model {model!r}: {said}"
@@ -126,7 +136,9 @@ def request_responses(
         return list(pool.map(respond, range(len(prompts)), prompts))
 
 
-def response_ids(body: str, tokenizer: PreTrainedTokenizerBase, eos_token_ids: list[int]) -> list[int]:
+def response_ids(
+    body: str, tokenizer: PreTrainedTokenizerBase, eos_token_ids: list[int], vocab_size: int
+) -> list[int]:
     """The token ids in a server's answer."""
     try:
         choice = json.loads(body)["choices"][0]
@@ -136,6 +148,11 @@ def response_ids(body: str, tokenizer: PreTrainedTokenizerBase, eos_token_ids: l
         ids = [int(i) for i in ids]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ValueError(f"something other than a completion: {excerpt(body)}") from None
+    beyond = [i for i in ids if not 0 <= i < vocab_size]
+    if beyond:
+        raise ValueError(
+            f"the token {beyond[0]}, which the target's vocabulary of {vocab_size} lacks: serve the target itself"
+        )
     if reason == "stop":
         # The token that ended the answer is not in its text, nor in the ids of some gateways. vLLM and SGLang name it.
         named = choice.get("stop_reason"), choice.get("matched_stop")

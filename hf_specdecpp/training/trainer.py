@@ -11,14 +11,15 @@ from transformers import Trainer, TrainingArguments
 
 from ..acceptance import AcceptanceHeadConfig
 from .head_inputs import HeadInputs
-from .losses import weighted_acceptance_loss
+from .losses import loss_weight, weighted_acceptance_loss
 
 
 @dataclass
 class AcceptanceTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the paper's settings as defaults: 3 epochs, batch 32, 5e-5, cosine, 3 % of warm-up.
 
-    After each epoch the head is evaluated and saved; the best one is kept.
+    After each epoch the head is evaluated and saved; the best one is kept. A process trains on one device, so a batch
+    has the size that was asked for; `accelerate launch` uses several.
     """
 
     num_train_epochs: float = field(default=3.0)
@@ -36,6 +37,11 @@ class AcceptanceTrainingArguments(TrainingArguments):
     report_to: str = field(default="none")
     dataloader_pin_memory: bool = field(default=False)
 
+    @property
+    def n_gpu(self) -> int:
+        """With more than one the Trainer would wrap the draft in `nn.DataParallel` and multiply the batch."""
+        return min(super().n_gpu, 1)
+
 
 class AcceptanceTrainer(Trainer):
     """A `Trainer` for a `PeftModel` with an acceptance head. The draft runs frozen and without its vocabulary; where
@@ -48,14 +54,25 @@ class AcceptanceTrainer(Trainer):
         super().__init__(model=model, data_collator=inputs, **kwargs)
         self.head_config: AcceptanceHeadConfig = model.active_peft_config
         self.label_names = ["acceptance"]
+        self.model_accepts_loss_kwargs = False  # so the Trainer averages the losses of accumulated batches
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The batches of a step, and the mean of their weights: each batch's loss is divided by that, not by its own.
+
+        Accumulated batches, and processes, average their gradients; quotients of their own would not average to the
+        loss of all rows together.
+        """
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        weights = [loss_weight(batch["acceptance"], self.head_config.rejection_weight) for batch in batches]
+        if not batches:
+            return batches, None
+        return batches, self.accelerator.reduce(torch.stack(weights).mean().to(device), "mean")
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         acceptance = inputs.pop("acceptance")
         raw_logits = model(**inputs, acceptance_only=True)
         loss, weight = weighted_acceptance_loss(raw_logits, acceptance, self.head_config.rejection_weight)
-        # Processes average their gradients, so each divides by the mean of their weights and not by its own.
-        total = self.accelerator.reduce(weight, "mean") if model.training else weight
-        loss = loss / total.clamp(min=1e-12)
+        loss = loss / (weight if num_items_in_batch is None else num_items_in_batch).clamp(min=1e-12)
         return (loss, {"logits": raw_logits}) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):

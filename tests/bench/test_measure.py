@@ -29,9 +29,11 @@ def keys(rows):
 
 
 def test_methods_take_turns_within_a_prompt_and_sets_from_prompt_to_prompt(bench, methods):
+    """And the method that begins is another one from prompt to prompt."""
     rows = list(measure(bench, methods, PROMPTS, repeats=2))
+    orders = {0: METHODS, 1: (*METHODS[1:], METHODS[0])}
     turns = [("a", 0), ("b", 0), ("a", 1)]
-    assert keys(rows) == [(*turn, repeat, name) for turn in turns for repeat in (0, 1, 2) for name in METHODS]
+    assert keys(rows) == [(*turn, repeat, name) for turn in turns for repeat in (0, 1, 2) for name in orders[turn[1]]]
 
 
 def test_the_counted_row_holds_tokens_and_rounds_and_timed_rows_hold_seconds_only(bench, methods):
@@ -133,9 +135,16 @@ def test_a_wrong_method_is_noticed(bench, methods):
         return ([*ids[:2], 263, *ids[3:]] if method is assisted else ids), seconds
 
     wrong.run = generate
-    rows = {row.method: row for row in measure(wrong, [plain, assisted], {"a": PROMPTS["a"][:1]}, 1) if row.ids}
-    assert rows["assisted=2"].first_difference == 2 and rows["assisted=2"].logit_gap > 0
-    assert rows["plain"].first_difference is None
+    rows = [row for row in measure(wrong, [plain, assisted], {"a": PROMPTS["a"]}, 1) if row.ids]
+    assert [(row.prompt, row.method) for row in rows] == [
+        (0, "plain"),
+        (0, "assisted=2"),
+        (1, "assisted=2"),
+        (1, "plain"),
+    ]
+    for row in rows:  # also where the wrong one came first
+        assert row.first_difference == (None if row.method == "plain" else 2)
+        assert row.method == "plain" or row.logit_gap > 0
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "compiled"])

@@ -10,11 +10,12 @@ from urllib.error import URLError
 
 import pytest
 from completions_stand_in import CompletionsStandIn, completed
-from conftest import prompt
+from conftest import card_of, prompt, prompts, similar_draft
 
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.responses import generate_responses
 from hf_specdecpp.training import server
+from hf_specdecpp.training.pipeline import served
 from hf_specdecpp.training.server import request_responses
 
 EOS = 2
@@ -46,8 +47,8 @@ def request_from(tokenizer):
 
 
 def test_a_served_target_responds_as_it_does_here(target, request_from):
-    prompts = [prompt(length, seed)[0].tolist() for seed, length in enumerate((3, 9, 5, 7))]
-    here = [generate_responses(target, [p], Decoding(), 12, [])[0] for p in prompts]
+    ids = [prompt(length, seed)[0].tolist() for seed, length in enumerate((3, 9, 5, 7))]
+    here = [generate_responses(target, [p], Decoding(), 12, [])[0] for p in ids]
     eos = here[0][4]
 
     def answer(asked):
@@ -56,9 +57,9 @@ def test_a_served_target_responds_as_it_does_here(target, request_from):
         return completed(ids, reason="stop" if ids[-1] in asked["stop_token_ids"] else "length")
 
     with CompletionsStandIn(answer) as stand_in:
-        served = request_from(stand_in, prompts, max_new_tokens=12, eos_token_ids=[eos], concurrency=2)
-    assert served == [ids[: ids.index(eos) + 1] if eos in ids else ids for ids in here]
-    assert len({len(ids) for ids in served}) > 1
+        found = request_from(stand_in, ids, max_new_tokens=12, eos_token_ids=[eos], concurrency=2, vocab_size=264)
+    assert found == [ids[: ids.index(eos) + 1] if eos in ids else ids for ids in here]
+    assert len({len(own) for own in found}) > 1
 
 
 def test_a_request_leaves_nothing_to_the_servers_defaults(request_from):
@@ -205,7 +206,7 @@ def test_what_does_not_pass_is_told_in_the_end(request_from, pauses):
 @pytest.mark.parametrize(
     ("status", "body", "told"),
     [
-        (401, {"error": "Unauthorized"}, "401.*it wants another API key .*OPENAI_API_KEY"),
+        (401, {"error": "Unauthorized"}, "401.*it wants another API key .*--server-key-variable"),
         (401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}, "401.*it wants another API key"),
         (403, b"<html>Forbidden</html>", "403.*it wants another API key"),
         (404, {"object": "error", "message": "The model `org/70b` does not exist."}, "404.*'org/70b'.*/v1/models"),
@@ -229,6 +230,8 @@ def test_what_does_not_pass_is_told_in_the_end(request_from, pauses):
         (200, completed(text="", reason="length"), "0 tokens and finish_reason 'length', which is no whole answer"),
         (200, completed(text="Hi", reason="content_filter"), "finish_reason 'content_filter'"),
         (200, completed([9], reason=None), "finish_reason None"),
+        (200, completed([9, 260, EOS]), "the token 260, which the target's vocabulary of 260 lacks: serve the target"),
+        (200, completed([9, -1, EOS]), "the token -1, which"),
     ],
 )
 def test_what_will_not_pass_is_one_sentence_at_once(status, body, told, request_from, pauses, caplog, capfd):
@@ -273,6 +276,36 @@ def test_a_bad_url_or_key_is_one_sentence_without_the_key(url, key, told, reques
     with pytest.raises(ValueError, match=told) as error:
         request_from(url, api_key=key)
     assert KEY not in "".join(traceback.format_exception(error.value)) and pauses == []
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [("http://10.0.0.1:8000/v1", True), ("https://host/v1", False), ("http://localhost:8000", False)],
+)
+def test_a_key_that_others_could_hear_is_warned_of(url, warned, request_from, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("hf_specdecpp"), "propagate", True)
+    request_from(url, [], api_key=KEY)
+    assert ("unencrypted: use https" in caplog.text) == warned and KEY not in caplog.text
+
+
+def test_no_key_goes_anywhere_unless_its_variable_is_named(target, tokenizer, monkeypatch):
+    """Not even that of the variable that all such servers' clients know."""
+    rows = prompts(tokenizer, 2)
+    card = card_of((target, similar_draft(target)), rows)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OURS", "sk-ours")
+    with CompletionsStandIn(lambda asked: completed([9, EOS])) as stand_in:
+        for variable in (None, "OURS"):
+            served(stand_in.url, "m", tokenizer, target, card, variable)([[5, 6]], seed=0)
+    assert [headers.get("Authorization") for headers in stand_in.headers] == [None, "Bearer sk-ours"]
+    with pytest.raises(ValueError, match="the environment has no MISSING: put the server's API key in it"):
+        served(stand_in.url, "m", tokenizer, target, card, "MISSING")
+
+
+def test_tokens_that_pad_the_targets_vocabulary_are_its_own(target, tokenizer):
+    card = card_of((target, similar_draft(target)), prompts(tokenizer, 2))
+    with CompletionsStandIn(lambda asked: completed([263, EOS])) as stand_in:
+        assert served(stand_in.url, "m", tokenizer, target, card)([[5]], seed=0) == [[263, EOS]]
 
 
 def test_no_prompts_need_no_server(request_from):

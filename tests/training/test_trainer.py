@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import HIDDEN, VOCAB, tiny_model, with_head
 from datasets import Dataset
+from transformers import TrainingArguments
 
 from hf_specdecpp import AcceptanceHeadConfig
 from hf_specdecpp.training.head_inputs import HeadInputs
@@ -16,7 +17,7 @@ from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingA
 CURVE = Path(__file__).parent / "data" / "loss_curve.json"
 
 
-def loss_curve() -> list[float]:
+def loss_curve(batch: int = 8, accumulated: int = 1) -> list[float]:
     """The loss of each of 50 steps on made-up rows with stored states."""
     generator = torch.Generator().manual_seed(0)
     uniform, rows = partial(torch.rand, generator=generator), []
@@ -32,7 +33,8 @@ def loss_curve() -> list[float]:
     config = {"num_layers": 2, "reads": "before", "features": features, "rejection_weight": 6.0}
     with tempfile.TemporaryDirectory() as folder:
         arguments = AcceptanceTrainingArguments(
-            folder, max_steps=50, learning_rate=2e-3, per_device_train_batch_size=8, logging_steps=1, use_cpu=True,
+            folder, max_steps=50, learning_rate=2e-3, per_device_train_batch_size=batch, logging_steps=1, use_cpu=True,
+            gradient_accumulation_steps=accumulated,
             eval_strategy="no", save_strategy="no", load_best_model_at_end=False, disable_tqdm=True,
         )  # fmt: skip
         inputs = HeadInputs("m", Rows(), "before", features, stored=True)
@@ -49,6 +51,18 @@ def test_fifty_steps_follow_the_committed_loss_curve():
     rounding errors of 1e-6 in the head make of it, a quarter of what a rejection weight of 6.01 instead of 6 makes.
     """
     assert loss_curve() == pytest.approx(json.loads(CURVE.read_text()), rel=1e-4)
+
+
+def test_accumulated_batches_make_the_steps_of_one_batch():
+    """The loss of all rows together; the mean of the batches' own quotients is another one."""
+    assert loss_curve(2, 4) == pytest.approx(json.loads(CURVE.read_text()), rel=1e-4)
+
+
+def test_several_gpus_do_not_multiply_the_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: 4))
+    arguments = AcceptanceTrainingArguments(str(tmp_path), per_device_train_batch_size=8)
+    assert TrainingArguments(str(tmp_path), per_device_train_batch_size=8).train_batch_size == 32
+    assert arguments.n_gpu == 1 and arguments.train_batch_size == 8 and arguments.eval_batch_size == 32
 
 
 def test_calibration_recovers_a_known_distortion():
