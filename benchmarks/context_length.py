@@ -27,9 +27,9 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdecpp import SpecDecPP, collect_stats
-from hf_specdecpp.conditions import write_result
-from hf_specdecpp.data import load_rows, prompt_text
-from hf_specdecpp.loading import load_head, load_model, load_tokenizer
+from hf_specdecpp.evidence.conditions import write_result
+from hf_specdecpp.hub.data import load_rows, prompt_text
+from hf_specdecpp.hub.loading import load_head, load_model, load_tokenizer
 
 
 class Clock(BaseStreamer):

@@ -74,8 +74,8 @@ def main() -> None:
             runs.append(label(count, args, others, Path(folder)))
         print(f"{count} prompts: peak {runs[-1]['peak_mb']:.0f} MB, {runs[-1]['seconds']:.0f} s", flush=True)
 
-    from hf_specdecpp.conditions import write_result
-    from hf_specdecpp.loading import load_config
+    from hf_specdecpp.evidence.conditions import write_result
+    from hf_specdecpp.hub.loading import load_config
 
     result = {"dtype": args.dtype, "response_tokens": args.response_tokens, "runs": runs}
     result["growth"] = runs[-1]["peak_mb"] / runs[0]["peak_mb"]

@@ -35,10 +35,10 @@ from datasets import Dataset, disable_progress_bars
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdecpp.conditions import write_result
-from hf_specdecpp.data import fingerprint, load_rows, tokenized_prompts
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.loading import load_model, load_tokenizer
+from hf_specdecpp.evidence.conditions import write_result
+from hf_specdecpp.hub.data import fingerprint, load_rows, tokenized_prompts
+from hf_specdecpp.hub.loading import load_model, load_tokenizer
 from hf_specdecpp.training.label_folder import LabelsCard, read_labels
 from hf_specdecpp.training.labels import Rows
 from hf_specdecpp.training.pipeline import generator, label_prompts

@@ -25,8 +25,8 @@ from peft import PeftModel, get_peft_model
 from transformers import TrainerCallback
 
 from hf_specdecpp import AcceptanceHeadConfig
-from hf_specdecpp.conditions import write_result
-from hf_specdecpp.loading import load_model
+from hf_specdecpp.evidence.conditions import write_result
+from hf_specdecpp.hub.loading import load_model
 from hf_specdecpp.training.head_inputs import HeadInputs
 from hf_specdecpp.training.label_folder import read_card, read_labels
 from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingArguments

@@ -4,12 +4,12 @@ Importing the package registers the acceptance head with PEFT and lets `generate
 """
 
 from .acceptance import AcceptanceHeadConfig
-from .compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
 from .decoding.specdecpp import SpecDecPP
+from .drafting.compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
 from .drafting.config import DraftingConfig
+from .evidence.statistics import GenerationStatistics, collect_stats
 from .generate import disable, enable
-from .hub import push_head
-from .statistics import GenerationStatistics, collect_stats
+from .hub.push import push_head
 from .stopping import StoppingConfig
 
 __version__ = "0.1.0"

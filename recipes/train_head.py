@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from hf_specdecpp.candidate_generator import check_pair
 from transformers import PreTrainedModel
 
-from hf_specdecpp.candidate_generator import check_pair
 from hf_specdecpp.cli import speaks_plainly
-from hf_specdecpp.conditions import public
-from hf_specdecpp.data import fingerprint, listed, load_rows, tokenized_prompts
-from hf_specdecpp.files import write_atomically
-from hf_specdecpp.loading import load_model, load_pair, load_tokenizer
+from hf_specdecpp.evidence.conditions import public
+from hf_specdecpp.evidence.files import write_atomically
+from hf_specdecpp.hub.data import fingerprint, listed, load_rows, tokenized_prompts
+from hf_specdecpp.hub.loading import load_model, load_pair, load_tokenizer
 from hf_specdecpp.training.judging import judge, predictor_table
 from hf_specdecpp.training.label_folder import LabelsCard, read_card
 from hf_specdecpp.training.pipeline import label_prompts, leave_processes, process_state, served, train_head

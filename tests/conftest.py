@@ -26,10 +26,11 @@ from transformers import (
     logging,
 )
 
-from hf_specdecpp import AcceptanceHeadConfig, calibration
+from hf_specdecpp import AcceptanceHeadConfig
 from hf_specdecpp.acceptance import acceptance_layer
-from hf_specdecpp.data import fingerprint, tokenized_prompts
+from hf_specdecpp.costs import store as calibration
 from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.hub.data import fingerprint, tokenized_prompts
 from hf_specdecpp.training.label_folder import LabelsCard
 from hf_specdecpp.training.labels import Rows
 

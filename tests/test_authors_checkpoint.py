@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_specdecpp import AcceptanceHeadConfig
 from hf_specdecpp.acceptance import acceptance_layer
-from hf_specdecpp.authors_checkpoint import convert_authors_head
+from hf_specdecpp.hub.authors_checkpoint import convert_authors_head
 
 
 class Residual(nn.Module):

@@ -1,8 +1,7 @@
 import torch
 from conftest import prompt
-from transformers import DynamicCache
-
 from hf_specdecpp.cache import growing_cache
+from transformers import DynamicCache
 
 
 def test_it_holds_what_a_dynamic_cache_holds(target):

@@ -6,8 +6,9 @@ import torch
 from conftest import prompt, similar_draft, tiny_model
 from transformers import BitsAndBytesConfig
 
-from hf_specdecpp import SpecDecPP, StoppingConfig, calibration
-from hf_specdecpp.calibration import Calibration, loaded_as, pair_identity, stored_calibration, stored_path
+from hf_specdecpp import SpecDecPP, StoppingConfig
+from hf_specdecpp.costs import store as calibration
+from hf_specdecpp.costs.store import Calibration, loaded_as, pair_identity, stored_calibration, stored_path
 from hf_specdecpp.stopping import CostProfile
 
 LINE = CostProfile(0.5, (1.1, 1.2, 1.3, 1.4))
@@ -62,7 +63,7 @@ def test_another_dtype_thread_count_or_model_has_another_calibration(target, mon
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     paths.add(stored_path(pair_identity(target.config, draft)))
     monkeypatch.setattr(
-        "hf_specdecpp.conditions.processor", lambda: "another processor"
+        "hf_specdecpp.evidence.conditions.processor", lambda: "another processor"
     )  # of one home on two machines
     paths.add(stored_path(pair_identity(target.config, draft)))
     paths.add(stored_path(pair_identity(tiny_model().to("meta"), draft)))

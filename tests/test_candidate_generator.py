@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, collect_stats
-from hf_specdecpp.drafting import pair as pairs
 from hf_specdecpp.acceptance import acceptance_layer
+from hf_specdecpp.drafting import pair as pairs
 from hf_specdecpp.drafting.pair import check_pair
 
 
@@ -318,12 +318,12 @@ def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
         assert [entries(), entries()] == [2 + 2 * number, 2 + 2 * number]
         model.set_attn_implementation("eager")
         assert [entries(), entries()] == [3 + 2 * number, 3 + 2 * number]
-    seen = {candidate_generator.running_as(target)}
+    seen = {pairs.running_as(target)}
     target.hf_device_map = {"model": "cuda:0", "lm_head": "cuda:1"}
-    seen.add(candidate_generator.running_as(target))
+    seen.add(pairs.running_as(target))
     target.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    seen.add(candidate_generator.running_as(target))
-    seen.add(candidate_generator.running_as(target.to("meta")))  # its map stays as it was
+    seen.add(pairs.running_as(target))
+    seen.add(pairs.running_as(target.to("meta")))  # its map stays as it was
     assert len(seen) == 4
 
 
@@ -382,7 +382,7 @@ def test_another_tokenizer_is_refused(target, tokenizer):
 def test_equal_vocabularies_without_a_special_token_in_common_are_warned_of(monkeypatch, own, theirs, warns):
     """Base and Instruct models of one tokenizer may name other tokens, so it cannot be an error."""
     said = []
-    monkeypatch.setattr(candidate_generator.logger, "warning_once", said.append)
+    monkeypatch.setattr(pairs.logger, "warning_once", said.append)
     nothing = {"vocab_size": 152064, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     assert check_pair(None, LlamaConfig(**nothing | own), LlamaConfig(**nothing | theirs)) == 152064
     assert ["none in common" in message for message in said] == [True] * warns

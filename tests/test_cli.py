@@ -114,7 +114,7 @@ def test_a_calibration_is_measured_once_kept_and_drawn(pair, tmp_path):
 
 def test_a_calibration_that_cannot_be_kept_is_shown_all_the_same(pair, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("hf_specdecpp.calibration.CACHE", tmp_path / "file" / "costs")  # for root too
+    monkeypatch.setattr("hf_specdecpp.costs.store.CACHE", tmp_path / "file" / "costs")  # for root too
     models = ("--target", pair / "target", "--draft", pair / "draft", "--head", pair / "head")
     result = run("calibrate", *models, "--dtype", "float32", "--context", 16, "--max-draft-length", 2)
     assert result.exit_code == 0 and "not kept" in result.output and "R^2" in result.output

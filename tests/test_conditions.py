@@ -3,7 +3,7 @@ import subprocess
 import pytest
 import torch
 
-from hf_specdecpp.conditions import conditions, device_name
+from hf_specdecpp.evidence.conditions import conditions, device_name
 
 
 @pytest.mark.parametrize("trouble", (FileNotFoundError, PermissionError))

@@ -1,7 +1,7 @@
 import torch
 from conftest import similar_draft
 
-from hf_specdecpp.cost_measurement import calibrate, measure_costs, plot
+from hf_specdecpp.costs.measure import calibrate, measure_costs, plot
 
 
 def test_costs_are_measured_with_and_without_a_head_and_leave_the_models_alone(target, draft):

@@ -3,8 +3,8 @@ import json
 import pytest
 from datasets import Dataset
 
-from hf_specdecpp import data
-from hf_specdecpp.data import listed, load_rows, prompt_digest, prompt_ids, prompt_text
+from hf_specdecpp.hub import data
+from hf_specdecpp.hub.data import listed, load_rows, prompt_digest, prompt_ids, prompt_text
 
 
 def test_rows_of_the_usual_sets_have_prompts():

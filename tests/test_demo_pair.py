@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_specdecpp import demo_pair
-from hf_specdecpp.demo_pair import CACHE, DRAFT, HEADS, HUB_ID, demo_target, public_name, shipped
+from hf_specdecpp.hub import demo_pair
+from hf_specdecpp.hub.demo_pair import CACHE, DRAFT, HEADS, HUB_ID, demo_target, public_name, shipped
 
 
 def test_names_in_results_say_nothing_of_this_machine():

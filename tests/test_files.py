@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_specdecpp import files
-from hf_specdecpp.files import Lines, atomically, keep_settings, write_atomically
+from hf_specdecpp.evidence import files
+from hf_specdecpp.evidence.files import Lines, atomically, keep_settings, write_atomically
 
 MODULE = files.__file__
 

@@ -263,7 +263,7 @@ def test_the_patch_free_callable(target, draft, tokenizer):
 
 
 def test_the_folder_that_a_hub_repository_can_carry(target, ours, tmp_path):
-    from hf_specdecpp.hub import write_custom_generate
+    from hf_specdecpp.hub.push import write_custom_generate
 
     write_custom_generate(tmp_path)
     del ours["candidate_generator"]

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from hf_specdecpp import push_head
 from hf_specdecpp.cli import app
-from hf_specdecpp.hub import write_custom_generate
-from hf_specdecpp.model_card import INSTALLED_FROM
+from hf_specdecpp.hub.model_card import INSTALLED_FROM
+from hf_specdecpp.hub.push import write_custom_generate
 
 ROOT = Path(__file__).parents[1]
 NAMES = {"draft": "user/draft", "target": "user/target"}
@@ -71,7 +71,7 @@ card = open(hf_hub_download("user/head", "README.md"), encoding="utf-8").read()
 for block in re.findall(r"```python\\n(.*?)```", card, re.DOTALL):
     exec(block)
 
-from hf_specdecpp.loading import load_head
+from hf_specdecpp.hub.loading import load_head
 from peft import PeftModel
 found = {"card": output.tolist(), "plain": target.generate(**inputs, max_new_tokens=64, do_sample=False).tolist()}
 loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("user/draft"), "user/head")
@@ -272,7 +272,7 @@ def test_refusals_are_one_sentence(hub, head, monkeypatch, change, repo_id, opti
 
 
 def test_without_a_token_nothing_is_sent(hub, head, monkeypatch):
-    monkeypatch.setattr("hf_specdecpp.hub.get_token", lambda: None)
+    monkeypatch.setattr("hf_specdecpp.hub.push.get_token", lambda: None)
     with pytest.raises(ValueError, match="an upload needs an access token: log in with `hf auth login`"):
         push_head(head, "user/head", **NAMES)
 

@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hf_specdecpp import AcceptanceHeadConfig
-from hf_specdecpp.model_card import UNWRITTEN, head_card
+from hf_specdecpp.hub.model_card import UNWRITTEN, head_card
 
 CONFIG = AcceptanceHeadConfig(
     base_model_name_or_path="org/draft", target_name_or_path="org/target", hidden_size=576, rule="cost-aware",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import hf_specdecpp
 from hf_specdecpp import StoppingConfig
 from hf_specdecpp.cli import app
-from hf_specdecpp.demo_pair import DRAFT, HUB_ID
+from hf_specdecpp.hub.demo_pair import DRAFT, HUB_ID
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp import AcceptanceHeadConfig, CompactLlamaConfig, CompactLlamaForCausalLM
 from hf_specdecpp.acceptance import model_signature
-from hf_specdecpp.data import prompt_digest
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.demo_pair import DRAFT, HEADS
-from hf_specdecpp.responses import generate_responses
+from hf_specdecpp.hub.data import prompt_digest
+from hf_specdecpp.hub.demo_pair import DRAFT, HEADS
 from hf_specdecpp.training.label_folder import read_card
 from hf_specdecpp.training.recipe import Recipe
+from hf_specdecpp.training.responses import generate_responses
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 RECIPE = RECIPES / "smollm2-135m"

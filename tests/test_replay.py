@@ -7,10 +7,10 @@ from conftest import CONFIGS, prompt, similar_draft, tiny_model, with_head
 from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.replay import oracle, replay
-from hf_specdecpp.responses import end_of_sequence, generate_responses
+from hf_specdecpp.evidence.replay import oracle, replay
+from hf_specdecpp.evidence.trace import Trace, judged, read_traces, record_trace
 from hf_specdecpp.stopping import CostProfile
-from hf_specdecpp.trace import Trace, judged, read_traces, record_trace
+from hf_specdecpp.training.responses import end_of_sequence, generate_responses
 
 GREEDY = Decoding()
 COSTS = CostProfile(0.1, (1.0, 1.05, 1.1, 1.3))
@@ -106,7 +106,7 @@ WINDOWED = {"sliding_window": 12, "layer_types": ["full_attention", "sliding_att
 )
 def test_drafts_side_by_side_are_those_drafted_alone(architecture, changes, monkeypatch):
     """For every architecture, positions in several passes, and outputs beyond a sliding window."""
-    monkeypatch.setattr("hf_specdecpp.trace.DRAFTS_PER_PASS", 7)
+    monkeypatch.setattr("hf_specdecpp.evidence.trace.DRAFTS_PER_PASS", 7)
     target = tiny_model(architecture, **changes)
     draft, prompts, found = recorded(target, similar_draft(target), max_new_tokens=24, max_draft_length=6, seeds=[0])
     trace = found[0][0]

@@ -5,7 +5,7 @@ import torch
 from conftest import prompt
 
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.responses import generate_responses, sampling_of
+from hf_specdecpp.training.responses import generate_responses, sampling_of
 
 
 def test_batched_greedy_responses_equal_single_generation(target):

@@ -3,7 +3,7 @@ import torch
 from conftest import prompt
 
 from hf_specdecpp import GenerationStatistics, SpecDecPP, StoppingConfig, collect_stats
-from hf_specdecpp.statistics import active_statistics
+from hf_specdecpp.evidence.statistics import active_statistics
 
 
 class Script:

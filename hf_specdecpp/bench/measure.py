@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
-from ..files import Lines
-from ..statistics import GenerationStatistics, collect_stats
+from ..evidence.files import Lines
+from ..evidence.statistics import GenerationStatistics, collect_stats
 from .methods import Method, draft_settings
 
 COUNTED = 0  # the repeat that warms up and counts; its seconds are used only where there is no other

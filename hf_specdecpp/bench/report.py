@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..files import write_atomically
+from ..evidence.files import write_atomically
 from .summary import interval
 from .verdict import conditions, judged
 

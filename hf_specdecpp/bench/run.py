@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calibration import Calibration
-from ..conditions import conditions, public
-from ..cost_measurement import calibrate
-from ..data import prompt_ids
+from ..costs.measure import calibrate
+from ..costs.store import Calibration
 from ..decoding import Decoding
-from ..demo_pair import DRAFT, HEADS, demo_target, shipped
 from ..drafting.pair import check_pair
-from ..files import write_atomically
-from ..loading import load_head, load_pair, load_tokenizer
-from ..trace import read_traces, record_traces
+from ..evidence.conditions import conditions, public
+from ..evidence.files import write_atomically
+from ..evidence.trace import read_traces, record_traces
+from ..hub.data import prompt_ids
+from ..hub.demo_pair import DRAFT, HEADS, demo_target, shipped
+from ..hub.loading import load_head, load_pair, load_tokenizer
 from .measure import Bench, Row, measure, obstacle, resume
 from .methods import KINDS, active_head, new_method, recommendation, unknown_method
 from .sets import load_prompts

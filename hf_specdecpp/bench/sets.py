@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..data import load_rows, prompt_text
+from ..hub.data import load_rows, prompt_text
 
 # Asked where no set is named: nothing needs to be fetched. The first four are those of `specdecpp demo`.
 MIXED = [

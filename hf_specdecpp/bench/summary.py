@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..replay import Replay, oracle, replay
-from ..statistics import GenerationStatistics
+from ..evidence.replay import Replay, oracle, replay
+from ..evidence.statistics import GenerationStatistics
+from ..evidence.trace import Trace
 from ..stopping import CostProfile, StoppingConfig
-from ..trace import Trace
 from .measure import COUNTED, Row
 from .methods import Method
 

@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..drafting.config import DraftingConfig
 from ..drafting.pair import Pair, check_pair, decoding_of
-from ..statistics import active_statistics
+from ..evidence.statistics import active_statistics
 from ..stopping import Scope, StoppingConfig
 from .checks import check_processors, check_target
 from .ending import Ending

@@ -20,7 +20,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from ..statistics import GenerationStatistics, active_statistics
+from ..evidence.statistics import GenerationStatistics, active_statistics
 from ..stopping import DraftedToken, Round
 from .checks import check_processors, check_target
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from ..decoding.mode import COUPLINGS
 
-
 SOURCES = ("model", "lookup", "recycling")
 
 

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer, model_signature
-from ..calibration import stored_calibration
+from ..costs.store import stored_calibration
 from ..decoding.checks import is_prompt_tuned
 from ..decoding.law import Law
 from ..decoding.mode import Decoding

@@ -1,8 +1,8 @@
 """When to stop drafting: rules as plain objects over plain numbers, and the config that names one."""
 
+from ..costs.profile import CostProfile, RunningCosts
 from .config import RULES, StoppingConfig
 from .cost_aware import CostAware
-from .costs import CostProfile, RunningCosts
 from .plan import Plan
 from .round import DraftedToken, Round, Scope
 from .rule import ONE_TEXT, StoppingRule

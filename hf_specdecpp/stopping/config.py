@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from ..costs.profile import CostProfile, RunningCosts
 from .cost_aware import CostAware
-from .costs import CostProfile, RunningCosts
 from .rule import StoppingRule
 from .rules import (
     AcceptanceThreshold,

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
-from .costs import CostProfile, RunningCosts
+from ..costs.profile import CostProfile, RunningCosts
 from .forest import Forest
 from .plan import Plan
 from .round import DraftedToken, Round, Scope

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .costs import CostProfile
+from ..costs.profile import CostProfile
 from .plan import Plan
 
 if TYPE_CHECKING:

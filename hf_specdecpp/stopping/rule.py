@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .costs import CostProfile, RunningCosts
+from ..costs.profile import CostProfile, RunningCosts
 from .plan import Plan
 from .round import Round, Scope
 

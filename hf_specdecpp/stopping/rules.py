@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import ClassVar
 
-from .costs import CostProfile, RunningCosts
+from ..costs.profile import CostProfile, RunningCosts
 from .plan import Plan
 from .round import DraftedToken, Round, Scope
 from .rule import ONE_TEXT, StoppingRule, TimedRule

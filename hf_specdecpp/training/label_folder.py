@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..acceptance import model_signature
 from ..decoding import Decoding
-from ..files import atomically, drop_partial, keep_settings, write_atomically
+from ..evidence.files import atomically, drop_partial, keep_settings, write_atomically
 from .labels import Rows
 
 

@@ -22,15 +22,15 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
-from ..data import lengths
 from ..decoding import Decoding
-from ..files import atomically, keep_settings, write_atomically
+from ..evidence.files import atomically, keep_settings, write_atomically
+from ..hub.data import lengths
 from ..metrics.reliability import plot_reliability
-from ..responses import end_of_sequence, generate_responses
 from .head_inputs import HeadInputs, add_states
 from .head_quality import binary_kl, judged_tokens, quality
 from .label_folder import LabelsCard, is_written, open_labels, read_card, read_labels, write_shard
 from .labels import label_responses
+from .responses import end_of_sequence, generate_responses
 from .server import request_responses
 from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from accelerate import PartialState
 
-from ..conditions import conditions, public
-from ..files import check_settings, read_settings, write_atomically
+from ..evidence.conditions import conditions, public
+from ..evidence.files import check_settings, read_settings, write_atomically
 
 
 class RunReport:

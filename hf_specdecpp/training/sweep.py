@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..acceptance import AcceptanceHeadConfig, read_head
-from ..conditions import public, write_result
-from ..replay import replay
+from ..evidence.conditions import public, write_result
+from ..evidence.replay import replay
+from ..evidence.trace import Trace, judged
 from ..stopping import CostProfile, StoppingConfig
-from ..trace import Trace, judged
 from .label_folder import read_card
 from .pipeline import train_head
 from .trainer import AcceptanceTrainingArguments

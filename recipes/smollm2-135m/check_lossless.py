@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp import SpecDecPP
-from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
+from hf_specdecpp.hub.data import load_rows, prompt_ids, prompt_text
 
 
 def main() -> None:

@@ -29,14 +29,14 @@ from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
 from hf_specdecpp.acceptance import read_head
 from hf_specdecpp.bench.sets import load_prompts
 from hf_specdecpp.bench.summary import summarise_replay
-from hf_specdecpp.calibration import Calibration
-from hf_specdecpp.conditions import write_result
-from hf_specdecpp.cost_measurement import measure_costs
-from hf_specdecpp.data import prompt_ids
+from hf_specdecpp.costs.measure import measure_costs
+from hf_specdecpp.costs.store import Calibration
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.replay import oracle, replay
+from hf_specdecpp.evidence.conditions import write_result
+from hf_specdecpp.evidence.replay import oracle, replay
+from hf_specdecpp.evidence.trace import Trace, judged, read_states, read_traces, record_traces
+from hf_specdecpp.hub.data import prompt_ids
 from hf_specdecpp.stopping import CostProfile
-from hf_specdecpp.trace import Trace, judged, read_states, read_traces, record_traces
 
 THRESHOLDS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
 

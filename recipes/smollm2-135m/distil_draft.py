@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_specdecpp.compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
+from hf_specdecpp.drafting.compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
 
 
 def read_teacher(folders: list[Path]) -> list[dict]:

@@ -24,10 +24,10 @@ from cache_teacher import held_out, read_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdecpp  # noqa: F401 (the shipped draft is a model class of ours)
-from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.responses import generate_responses
+from hf_specdecpp.hub.data import load_rows, prompt_ids, prompt_text
 from hf_specdecpp.training.labels import predictions
+from hf_specdecpp.training.responses import generate_responses
 
 SAMPLING = Decoding(do_sample=True, temperature=1.0, top_k=50)
 

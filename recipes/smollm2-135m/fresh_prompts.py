@@ -18,7 +18,7 @@ import json
 import random
 from pathlib import Path
 
-from hf_specdecpp.data import load_rows, prompt_digest, prompt_text
+from hf_specdecpp.hub.data import load_rows, prompt_digest, prompt_text
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdecpp.bench.report import draw_pareto, figure, markdown
-from hf_specdecpp.files import write_atomically
+from hf_specdecpp.evidence.files import write_atomically
 from hf_specdecpp.stopping import CostProfile
 from hf_specdecpp.training.sweep import plot_sweep
 

@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_specdecpp.data import load_rows, prompt_ids, prompt_text
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.responses import generate_responses
+from hf_specdecpp.hub.data import load_rows, prompt_ids, prompt_text
+from hf_specdecpp.training.responses import generate_responses
 
 
 def main() -> None:

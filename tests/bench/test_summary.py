@@ -7,9 +7,9 @@ import pytest
 from hf_specdecpp.bench.measure import Row
 from hf_specdecpp.bench.methods import Method
 from hf_specdecpp.bench.summary import finished, first_acceptance, interval, summarise, summarise_replay, total
-from hf_specdecpp.statistics import GenerationStatistics
+from hf_specdecpp.evidence.statistics import GenerationStatistics
+from hf_specdecpp.evidence.trace import Draft, Trace
 from hf_specdecpp.stopping import CostProfile, DraftedToken, StoppingConfig
-from hf_specdecpp.trace import Draft, Trace
 
 STATS = GenerationStatistics(4, 10, 8, 6, Counter({1: 4, 2: 4}), Counter({1: 4, 2: 2}), Counter(length=4), 0.5, 1.0)
 METHODS = [Method("plain", "plain generate", {}), Method("fast", "fast one", {}, {})]

@@ -6,8 +6,8 @@ from peft import PeftModel
 
 from hf_specdecpp import AcceptanceHeadConfig
 from hf_specdecpp.acceptance import acceptance_layer
-from hf_specdecpp.data import fingerprint, tokenized_prompts
 from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.hub.data import fingerprint, tokenized_prompts
 from hf_specdecpp.training.head_quality import judged_tokens, quality
 from hf_specdecpp.training.judging import calibration_tokens, head_predictions, judge, judged_rows, predictor_table
 from hf_specdecpp.training.label_folder import LabelsCard

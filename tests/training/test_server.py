@@ -13,9 +13,9 @@ from completions_stand_in import CompletionsStandIn, completed
 from conftest import card_of, prompt, prompts, similar_draft
 
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.responses import generate_responses
 from hf_specdecpp.training import server
 from hf_specdecpp.training.pipeline import served
+from hf_specdecpp.training.responses import generate_responses
 from hf_specdecpp.training.server import request_responses
 
 EOS = 2

@@ -6,12 +6,12 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
-from hf_specdecpp.calibration import Calibration
 from hf_specdecpp.cli import app
+from hf_specdecpp.costs.store import Calibration
 from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.replay import replay
+from hf_specdecpp.evidence.replay import replay
+from hf_specdecpp.evidence.trace import read_traces, record_traces
 from hf_specdecpp.stopping import CostProfile
-from hf_specdecpp.trace import read_traces, record_traces
 from hf_specdecpp.training.labels import Rows
 from hf_specdecpp.training.pipeline import label_prompts
 from hf_specdecpp.training.sweep import variants, worth

@@ -14,18 +14,18 @@ from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel, TextStreamer
 
-from .bench.measure import COUNTED, Bench, Row, measure
-from .bench.methods import Method, assisted, new_method, specdecpp
-from .bench.sets import MIXED
-from .bench.summary import total
-from .conditions import write_result
-from .cost_measurement import measure_costs
-from .data import prompt_ids
-from .decoding import Decoding
-from .demo_pair import DRAFT, HEADS, demo_target, public_name, shipped
-from .drafting.pair import active_head_config
-from .loading import load_head, load_pair, load_tokenizer
-from .stopping import StoppingConfig
+from ..costs.measure import measure_costs
+from ..decoding import Decoding
+from ..drafting.pair import active_head_config
+from ..evidence.conditions import write_result
+from ..hub.data import prompt_ids
+from ..hub.demo_pair import DRAFT, HEADS, demo_target, public_name, shipped
+from ..hub.loading import load_head, load_pair, load_tokenizer
+from ..stopping import StoppingConfig
+from .measure import COUNTED, Bench, Row, measure
+from .methods import Method, assisted, new_method, specdecpp
+from .sets import MIXED
+from .summary import total
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6)
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from .acceptance import AcceptanceHeadConfig, acceptance_layer, model_signature
-from .decoding import Decoding
+from ..acceptance import AcceptanceHeadConfig, acceptance_layer, model_signature
+from ..decoding import Decoding
 from .loading import load_config
 
 

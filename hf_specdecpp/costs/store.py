@@ -12,11 +12,11 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from . import loading
-from .acceptance import model_signature
-from .conditions import device_name
-from .files import write_atomically
-from .stopping import CostProfile
+from ..acceptance import model_signature
+from ..evidence.conditions import device_name
+from ..evidence.files import write_atomically
+from ..hub import loading
+from ..stopping import CostProfile
 
 logger = logging.get_logger(__name__)
 

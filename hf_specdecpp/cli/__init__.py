@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils import logging
 
-from .decoding import Decoding
-from .drafting.pair import check_pair
-from .loading import load_head, load_model, load_pair, load_tokenizer
+from ..decoding import Decoding
+from ..drafting.pair import check_pair
+from ..hub.loading import load_head, load_model, load_pair, load_tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Speculative decoding that knows when to stop.")
 console = Console()
@@ -107,7 +107,7 @@ def demo(
     json_file: Path = typer.Option(None, "--json", help="Write everything measured to this file.", show_default=False),
 ) -> None:
     """Answer a few prompts with plain, assisted and SpecDec++ decoding, and compare them."""
-    from .demo import run_demo
+    from ..bench.demo import run_demo
 
     logging.set_verbosity_error()  # transformers warns of its own nested generate in assisted decoding
     run_demo(
@@ -168,10 +168,10 @@ def bench(
 
     from rich.table import Table
 
-    from .bench.methods import ALL, QUICK, USUAL
-    from .bench.report import COLUMNS, cells
-    from .bench.run import Settings, run_bench
-    from .bench.verdict import verdict
+    from ..bench.methods import ALL, QUICK, USUAL
+    from ..bench.report import COLUMNS, cells
+    from ..bench.run import Settings, run_bench
+    from ..bench.verdict import verdict
 
     logging.set_verbosity_error()  # transformers warns of its own nested generate in assisted decoding
     names = [name for given in method for name in (ALL if given == "all" else [given])]
@@ -204,8 +204,8 @@ def report(
     output: Path = typer.Option(..., help="Folder for report.md and the figures."),
 ) -> None:
     """Make tables and figures from results of the benchmark."""
-    from .bench.report import write_report
-    from .bench.run import read_result
+    from ..bench.report import write_report
+    from ..bench.run import read_result
 
     found = {path.stem: read_result(path) for path in results}
     if len(found) < len(results):
@@ -260,11 +260,11 @@ def label(
     seed: int = typer.Option(0),
 ) -> None:
     """Label the draft's tokens with the target's verdicts, on the target's own responses."""
-    from .data import fingerprint, load_rows, tokenized_prompts
-    from .responses import sampling_of
-    from .training.label_folder import LabelsCard
-    from .training.labels import Rows
-    from .training.pipeline import label_prompts, leave_processes, process_state, served
+    from ..hub.data import fingerprint, load_rows, tokenized_prompts
+    from ..training.label_folder import LabelsCard
+    from ..training.labels import Rows
+    from ..training.pipeline import label_prompts, leave_processes, process_state, served
+    from ..training.responses import sampling_of
 
     process_state()  # under `accelerate launch`, chooses the GPU that this process loads models on
     own = "sampling" if sample else "greedy"
@@ -342,10 +342,10 @@ def train(
     ),
 ) -> None:
     """Fit an acceptance head to labels, calibrate it on held-out ones, and save it."""
-    from .acceptance import AcceptanceHeadConfig
-    from .training.label_folder import read_card
-    from .training.pipeline import leave_processes, train_head
-    from .training.trainer import AcceptanceTrainingArguments
+    from ..acceptance import AcceptanceHeadConfig
+    from ..training.label_folder import read_card
+    from ..training.pipeline import leave_processes, train_head
+    from ..training.trainer import AcceptanceTrainingArguments
 
     if len(labels) > 1 and not sweep:
         raise ValueError(f"a head is trained on one folder of labels, got {len(labels)}: a --sweep compares several")
@@ -385,11 +385,11 @@ def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patie
     """The sweep of `train`, with its table and its plot."""
     from rich.table import Table
 
-    from .bench.report import markdown
-    from .calibration import Calibration
-    from .files import write_atomically
-    from .trace import read_states, read_traces
-    from .training.sweep import plot_sweep, sweep
+    from ..bench.report import markdown
+    from ..costs.store import Calibration
+    from ..evidence.files import write_atomically
+    from ..evidence.trace import read_states, read_traces
+    from ..training.sweep import plot_sweep, sweep
 
     if traces is None or costs is None:
         raise ValueError("a sweep tells what heads are worth in decoding: give --traces and --costs")
@@ -430,8 +430,8 @@ def trace(
     quantization: str = QUANTIZATION,
 ) -> None:
     """Record what a long draft would be at every position, so that any stopping rule can be replayed."""
-    from .data import load_rows, prompt_ids, prompt_text
-    from .trace import record_traces
+    from ..evidence.trace import record_traces
+    from ..hub.data import load_rows, prompt_ids, prompt_text
 
     if states and not head:
         raise ValueError("hidden states are kept where a head reads them: give --head, any head of this draft")
@@ -469,9 +469,9 @@ def calibrate(
     """Measure what draft and target cost on this machine; the cost-aware rule then uses it without being told."""
     from rich.table import Table
 
-    from .calibration import pair_identity, stored_calibration, stored_path
-    from .cost_measurement import calibrate as measure
-    from .cost_measurement import plot
+    from ..costs.measure import calibrate as measure
+    from ..costs.measure import plot
+    from ..costs.store import pair_identity, stored_calibration, stored_path
 
     table = Table("dtype", "context", "draft, ms", *(f"verify {n}, ms" for n in (1, 2, 4, 8)), "draft / step")
     found = {}
@@ -519,7 +519,7 @@ def push(
     data: list[str] = typer.Option([], help="Hub dataset behind the labels; repeat it for more.", show_default=False),
 ) -> None:
     """Upload a head to the Hub with a model card, as whoever `hf auth login` or HF_TOKEN says."""
-    from .hub import push_head
+    from ..hub.push import push_head
 
     url = push_head(head, repo_id, draft=draft, target=target, private=private, license=license, data=data)
     console.print(f"head uploaded to {url}", soft_wrap=True)

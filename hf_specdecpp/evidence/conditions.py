@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from .acceptance import model_signature
-from .demo_pair import public_name
+from ..acceptance import model_signature
+from ..hub.demo_pair import public_name
 from .files import write_atomically
 
 PACKAGES = ("torch", "transformers", "peft", "datasets", "hf_specdecpp", "scikit-learn")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def conditions(**models: PreTrainedConfig) -> dict[str, Any]:

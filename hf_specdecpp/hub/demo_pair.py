@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from .files import atomically
+from ..evidence.files import atomically
 from .loading import CACHE
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2-135m"
+RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m"
 DRAFT = RECIPE / "draft"
 HEADS = RECIPE / "heads"
 

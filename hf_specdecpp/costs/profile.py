@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .round import Round
+    from ..stopping.round import Round
 
 
 @dataclass(frozen=True)

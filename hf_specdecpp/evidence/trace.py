@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from .acceptance import (
+from ..acceptance import (
     AcceptanceHead,
     AcceptanceHeadConfig,
     acceptance_layer,
@@ -22,12 +22,12 @@ from .acceptance import (
     model_signature,
     token_features,
 )
-from .decoding import Decoding, draw_beside, draw_tokens
-from .drafting.model import in_vocabulary
-from .drafting.pair import active_head_config, check_pair
+from ..decoding import Decoding, draw_beside, draw_tokens
+from ..drafting.model import in_vocabulary
+from ..drafting.pair import active_head_config, check_pair
+from ..stopping import DraftedToken
+from ..training.responses import end_of_sequence, generate_responses
 from .files import Lines, drop_partial, write_atomically
-from .responses import end_of_sequence, generate_responses
-from .stopping import DraftedToken
 
 DRAFTS_PER_PASS = 128  # bounds the logits in memory
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from .stopping import Round
+from ..stopping import Round
 
 _active: ContextVar[tuple[GenerationStatistics, ...]] = ContextVar("generation_statistics", default=())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from .stopping import CostProfile, Round, StoppingRule
+from ..stopping import CostProfile, Round, StoppingRule
 from .trace import Trace
 
 
@@ -52,7 +52,8 @@ def replay(traces: Iterable[Trace], new_rule: Callable[[], StoppingRule], costs:
         while begin < len(trace.target_ids):
             draft = trace.drafts[begin]
             room = trace.max_new_tokens - begin - 1
-            cap = rule.begin()
+            plan = rule.plan()
+            cap = plan.cap
             if room > 0 and cap is not None and cap > len(draft.tokens) and not draft.ended:
                 raise ValueError(
                     f"the rule may draft {cap} tokens, but the traces hold drafts of {len(draft.tokens)}: record "
@@ -62,7 +63,7 @@ def replay(traces: Iterable[Trace], new_rule: Callable[[], StoppingRule], costs:
             drafted = []
             for token in draft.tokens[: min(cap, room)]:
                 drafted.append(token)
-                if not rule.goes_on(trace.seen(drafted)):
+                if not plan.goes_on(trace.seen(drafted)):
                     break
             ended = draft.ended and len(drafted) == len(draft.tokens)
             accepted = min(draft.accepted, len(drafted))

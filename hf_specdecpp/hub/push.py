@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
-from .acceptance import AcceptanceHeadConfig, AcceptancePeftType
+from ..acceptance import AcceptanceHeadConfig, AcceptancePeftType
 from .model_card import INSTALLED_FROM, METRICS, PLOT, head_card
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -26,7 +26,7 @@ CUSTOM_GENERATE = {
     "custom_generate/generate.py": f"""\
 # model.generate(..., assistant_model=draft, custom_generate="this/repository", trust_remote_code=True)
 try:
-    from hf_specdecpp import SpecDecPP
+    from .. import SpecDecPP
 except ImportError as error:
     raise ImportError("this repository generates with hf_specdecpp: pip install {INSTALLED_FROM}") from error
 

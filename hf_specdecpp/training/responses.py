@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
-from .decoding import Decoding
-from .decoding.cache import growing_cache
+from ..decoding import Decoding
+from ..decoding.cache import Slots, growing_cache
 
 logger = logging.get_logger(__name__)
 
@@ -48,7 +48,8 @@ def generate_responses(
     rows = torch.tensor(by_length, device=device)
     responses: list[list[int]] = [[] for _ in prompts]
     kept = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
-    logits, mask, cache = read_prompts(model, [prompts[i] for i in by_length], kept)
+    slots = Slots()
+    logits, mask, cache = read_prompts(model, [prompts[i] for i in by_length], kept, slots)
     for left in reversed(range(max_new_tokens)):
         tokens = decoding.draw(logits.float(), generator)
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
@@ -70,17 +71,19 @@ def generate_responses(
         logits = model(
             input_ids=tokens[:, None], attention_mask=mask, position_ids=position_ids, past_key_values=cache, **kept
         ).logits[:, -1]
+        slots.begin += 1
     return responses
 
 
 def read_prompts(
-    model: PreTrainedModel, prompts: list[list[int]], kept: dict[str, int]
+    model: PreTrainedModel, prompts: list[list[int]], kept: dict[str, int], slots: Slots
 ) -> tuple[Tensor, Tensor, Cache]:
     """Passes over a few prompts at a time, so that the longest does not pad them all.
 
     Args:
         prompts: token ids, the shortest first.
         kept: keywords of the model by which it returns the last logits only.
+        slots (`Slots`): of the cache that is returned.
 
     Returns:
         The last logits, (batch, vocab_size), the mask of prompts padded on the left, (batch, longest), their cache.
@@ -98,12 +101,13 @@ def read_prompts(
         )
         parts.append((outputs.logits[:, -1], mask, cache.layers))
     logits, masks, layers = zip(*parts, strict=True)
-    width, whole = masks[-1].shape[1], growing_cache()
+    width, whole = masks[-1].shape[1], growing_cache(slots)
     for index, same in enumerate(zip(*layers, strict=True)):
         keys, values = (
             [padded_left(getattr(layer, name), width, -2) for layer in same] for name in ("keys", "values")
         )
         whole.update(torch.cat(keys), torch.cat(values), index)
+    slots.begin = width
     return torch.cat(logits), torch.cat([padded_left(mask, width, -1) for mask in masks]), whole
 
 

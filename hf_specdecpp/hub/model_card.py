@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
-from .acceptance import AcceptanceHeadConfig
-from .decoding import Decoding
+from ..acceptance import AcceptanceHeadConfig
+from ..decoding import Decoding
 
 PROJECT_URL = "https://github.com/hf-specdecpp/hf_specdecpp"
 INSTALLED_FROM = f"git+{PROJECT_URL}@v{version('hf_specdecpp')}"  # what pip takes
@@ -35,7 +35,7 @@ A PEFT adapter for {mode}, made with [hf_specdecpp]({project}):
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from hf_specdecpp import SpecDecPP
+from .. import SpecDecPP
 
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto")

@@ -5,14 +5,21 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
-from .calibration import Calibration, pair_identity
-from .drafting.pair import SpecDecPP, active_head_config
-from .stopping import CostProfile, RunningCosts, StoppingConfig
+from ..decoding import Decoding
+from ..decoding.engine import Engine
+from ..decoding.law import Law
+from ..decoding.sequences import Sequences
+from ..drafting.pair import Pair
+from ..stopping import StoppingConfig
+from ..stopping.config import make_rule
+from .profile import CostProfile, RunningCosts
+from .store import Calibration, pair_identity
 
 DRAFTED = 4  # tokens a timed draft: the first of a round reads two, the others one
 
@@ -30,33 +37,32 @@ def measure_costs(
     Drafts and target passes alternate as in a real run, so each finds the caches of the processor as the other left
     them. The active head, if there is one, is evaluated.
     """
-    try:
-        active_head_config(draft)
-        rule, threshold = "specdec++", 1.0
-    except ValueError:
-        rule, threshold = "cumulative-confidence", 1.0
-    config = StoppingConfig(threshold, DRAFTED, DRAFTED, rule)
     vocab_size = target.config.get_text_config().vocab_size
-    ids = torch.randint(
-        vocab_size // 8, (1, context_length), generator=torch.Generator().manual_seed(0), device="cpu"
-    ).to(target.device)
-    generation_config = GenerationConfig(do_sample=False, max_length=context_length + 2 * max_draft_length)
-    generation_config.update(**generation_config._get_default_generation_params(), defaults_only=True)
-    generator = SpecDecPP(ids, draft, generation_config, {}, stopping_config=config, target_config=target.config)
-    cache = DynamicCache(config=target.config.get_text_config(decoder=True))
-    target(ids, past_key_values=cache, use_cache=True)
-    generator.get_candidates(ids)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size // 8, (1, context_length), generator=generator).to(target.device)
+    sequences = Sequences(ids, [0], context_length + 2 * max_draft_length)
+    law = Law(LogitsProcessorList(), Decoding(), sequences, vocab_size)
+    pair = Pair.of(draft, StoppingConfig(rule="fixed", settings={"length": 1}))
+    rule = make_rule("cumulative-confidence" if pair.head is None else "specdec++", 1.0, {})
+    drafter = pair.model_drafter(law, sequences, rule, set())
+    drafts = [replace(rule.plan(), cap=DRAFTED)]
+    engine = Engine(target, [0])
+    engine.read(ids, keep=1)
+    engine.keep([list(range(context_length))])
 
     running, order = RunningCosts(window=repeats), random.Random(0)
     for repeat in range(repeats + 1):
         for tokens in order.sample(range(1, max_draft_length + 2), max_draft_length + 1):
             start = time.perf_counter()
-            generator.get_candidates(ids)
+            drafter.draft(drafts)
             middle = time.perf_counter()
-            logits = target(ids[:, -tokens:], past_key_values=cache, use_cache=True).logits
-            logits.argmax(-1).tolist()
+            logits = engine.read(ids[:, -tokens:]).logits
+            logits.float().argmax(-1).tolist()
+            engine.keep([[]])
             end = time.perf_counter()
-            cache.crop(-tokens)
+            drafter.engine.keep([[]])
+            # As after a round: the newest token is not read yet.
+            drafter.engine.lengths = [context_length - 1]
             if repeat:  # the first is warm-up
                 running.add(tokens - 1, (tokens - 1) * (middle - start) / DRAFTED, end - middle)
     return running.profile()

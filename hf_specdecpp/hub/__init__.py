@@ -1,0 +1,1 @@
+"""What comes from and goes to the Hub: models, data, heads."""
