@@ -1,6 +1,6 @@
 import torch
 from conftest import prompt
-from hf_specdecpp.cache import growing_cache
+from hf_specdecpp.decoding.cache import Slots, growing_cache
 from transformers import DynamicCache
 
 
