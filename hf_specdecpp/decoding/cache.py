@@ -36,7 +36,9 @@ class GrowingLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        self.keys, self.values = (new.new_empty(*new.shape[:-2], 0, new.shape[-1]) for new in (key_states, value_states))
+        self.keys, self.values = (
+            new.new_empty(*new.shape[:-2], 0, new.shape[-1]) for new in (key_states, value_states)
+        )
 
     def get_seq_length(self) -> int:
         return self.slots.begin

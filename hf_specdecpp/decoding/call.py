@@ -29,7 +29,6 @@ from .loop import Speculation
 from .outputs import Outputs
 from .sequences import Sequences
 
-BRANCHES = 3  # drafted behind a token at most where the rule is free to choose
 # What our loop passes on to the target, or makes itself; anything else needs transformers' own loop.
 KNOWN = {
     "attention_mask", "inputs_embeds", "logits_processor", "logits_to_keep", "past_key_values", "position_ids",
@@ -83,7 +82,7 @@ def decode(
             "for one prompt at a time"
         )
     sources = pair.sources(rules[0], drafting.sources)
-    scope = Scope(1, (drafting.branches or BRANCHES) if can_branch else 1, drafting.max_nodes, sources)
+    scope = Scope(1, drafting.branches if can_branch else 1, drafting.max_nodes, sources)
     drafter = pair.drafter(law, sequences, rules[0], ending.eos, scope, generation_config)
     outputs = Outputs(len(input_ids), generation_config)
     target = Engine(model, texts.padding_of_cache)

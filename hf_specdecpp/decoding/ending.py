@@ -60,7 +60,7 @@ class Ending:
         return count
 
     def is_done(self, row: int) -> bool:
-        """Whether plain decoding would say no more in a row. Without an end-of-sequence token all rows go on together."""
+        """Whether plain decoding would say no more in a row. Without an end-of-sequence token rows end together."""
         if self.rows_leave or row not in self.ended or len(self.ended) < len(self.sequences.texts):
             return row in self.ended and self.rows_leave
         return self.sequences.length(row) >= max(self.ended.values())

@@ -75,7 +75,11 @@ class Engine:
             kwargs["logits_to_keep"] = keep
         with listening() as listener:
             outputs = self.model(
-                input_ids=tokens.to(self.device), past_key_values=self.cache, use_cache=True, return_dict=True, **kwargs
+                input_ids=tokens.to(self.device),
+                past_key_values=self.cache,
+                use_cache=True,
+                return_dict=True,
+                **kwargs,
             )
         logits = outputs.logits if keep is None or self.keeps_logits else outputs.logits[:, -keep:]
         return Pass(logits, listener.hidden_states)
@@ -96,12 +100,14 @@ class Engine:
         """Goes on with the rows `going` alone. Says so between `keep` and `read`."""
         index = torch.tensor(going, device=self.device)
         for layer in self.cache.layers:
-            layer.keys, layer.values = (held.index_select(0, index.to(held.device)) for held in (layer.keys, layer.values))
+            layer.keys, layer.values = (
+                held.index_select(0, index.to(held.device)) for held in (layer.keys, layer.values)
+            )
         self.lengths, self.padding = ([values[row] for row in going] for values in (self.lengths, self.padding))
         self.slots.begin = max(self.lengths, default=0)
 
     def adopt(self, cache: DynamicCache) -> None:
-        """Goes on from a user's `cache`. Slots that a sliding layer of it has dropped are masked, so they stay zero."""
+        """Goes on from a user's `cache`. Slots that a sliding layer has dropped stay zero, for they are masked."""
         length = cache.get_seq_length()
         self.lengths = [length] * len(self.lengths)
         if not length:

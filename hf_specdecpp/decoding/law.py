@@ -40,9 +40,7 @@ class Law:
         vocab_size (`int`): of the target.
     """
 
-    def __init__(
-        self, processors: LogitsProcessorList, decoding: Decoding, sequences: Sequences, vocab_size: int
-    ):
+    def __init__(self, processors: LogitsProcessorList, decoding: Decoding, sequences: Sequences, vocab_size: int):
         self.processors, self.decoding, self.do_sample = processors, decoding, decoding.do_sample
         self.sequences, self.vocab_size = sequences, vocab_size
         self.is_blind = all(type(processor) in BLIND for processor in processors)
@@ -71,7 +69,9 @@ class Law:
             found.append(self.processors(ids.repeat(count, 1), scores.repeat(count, 1))[row])
         return torch.stack(found)
 
-    def ranked(self, scores: Tensor, rows: list[int], ahead: list[int], count: int = 1) -> tuple[Tensor, Tensor | None]:
+    def ranked(
+        self, scores: Tensor, rows: list[int], ahead: list[int], count: int = 1
+    ) -> tuple[Tensor, Tensor | None]:
         """The tokens that come first, best first, and, when sampling, what they are drawn from.
 
         Args:
@@ -92,7 +92,7 @@ class Law:
         return best(p / self.noise.of(rows, steps).to(p.device), count)[1], p
 
     def favoured(self, row: int, tokens: list[int], weights: list[int]) -> list[int]:
-        """`tokens` that may come next in a row, the likeliest first; when sampling, in the order that the noise favours.
+        """`tokens` that may come next in a row, the likeliest first; when sampling, as the noise favours them.
 
         Args:
             weights: how often each was seen, what a greedy order does not need: `tokens` come in it.

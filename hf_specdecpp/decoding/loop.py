@@ -15,9 +15,10 @@ from ..stopping import ONE_TEXT, Plan, Round, RunningCosts, Scope, StoppingRule
 from .ending import Ending
 from .engine import Engine
 from .law import Law
+from .mode import no_mass
 from .outputs import Outputs
 from .sequences import Sequences
-from .verify import choices, recursive_rejection, walk
+from .verify import NOTHING, choices, recursive_rejection, walk
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Speculation:
         return [plans[rule] for rule in rules]
 
     def _newest_and(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
-        """What the target reads: the newest token of each text and the draft behind it, with parents if it branches."""
+        """What the target reads: the newest token of each text, the draft behind it, and parents if it branches."""
         newest = self.sequences.newest()
         if not draft.most:
             return newest, None
@@ -87,8 +88,8 @@ class Speculation:
         """From what the target says to longer texts: verify, append until the end, keep, tell, leave.
 
         Args:
-            read (`torch.LongTensor` of shape `(rows, n)`), logits (`torch.Tensor` of shape `(rows, n, vocab_size)`): the
-                newest token of each text and the draft, and what the target says behind each.
+            read (`torch.LongTensor` of shape `(rows, n)`): the newest token of each text and the draft.
+            logits (`torch.Tensor` of shape `(rows, n, vocab_size)`): what the target says behind each.
             begin (`float`), drafted (`float`): when drafting began and ended.
             newest (`int`): the number of the text's last token among those that the target just read.
         """
@@ -131,6 +132,8 @@ class Speculation:
             path = walk(nodes, parents, own)
             paths.append(path)
             tokens.append([own[node + 1] for node in [-1, *path]])
+            if NOTHING in tokens[-1]:
+                raise no_mass()
         return paths, tokens, scores
 
     def _on_host(self, draft: Draft, chosen: Tensor) -> list[list[int]]:

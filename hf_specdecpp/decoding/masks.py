@@ -41,4 +41,6 @@ def windows(config: PreTrainedConfig) -> dict[str, int | None]:
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to the attention's scores, (rows, 1, queries, keys), from who sees what, (rows, queries, keys)."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[
+        :, None
+    ]

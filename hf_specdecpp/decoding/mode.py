@@ -84,6 +84,13 @@ class Decoding:
         return settings if self.do_sample else {"do_sample": False}
 
 
+def no_mass() -> ValueError:
+    return ValueError(
+        "no token can be drawn from probabilities that are NaN, infinite or all 0: look for overflow in the model's "
+        "logits (float16 overflows soonest) and for logits processors that rule out every token it knows"
+    )
+
+
 def draw_tokens(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """One token for each row of `probabilities`, (n, vocab_size) -> (n, 1), by inversion of the cumulative sum.
 
@@ -97,10 +104,7 @@ def draw_tokens(probabilities: Tensor, generator: torch.Generator | None = None)
     cumulative = probabilities.cumsum(-1, dtype=torch.float if on_mps else torch.double)
     total = cumulative[:, -1:]
     if not ((total > 0) & total.isfinite()).all():
-        raise ValueError(
-            "no token can be drawn from probabilities that are NaN, infinite or all 0: look for overflow in the "
-            "model's logits (float16 overflows soonest) and for logits processors that rule out every token it knows"
-        )
+        raise no_mass()
     if on_mps:
         return torch.multinomial(probabilities, 1, generator=generator)
     level = torch.rand(len(probabilities), 1, dtype=torch.double, device=probabilities.device, generator=generator)
@@ -118,7 +122,7 @@ def draw_beside(
     - `"seeded"`: the target chose `x` because `E_x / p_x` is the least of exponential races, `T`; that leaves `T`
       exponential, `E_x = p_x T`, and `E_v = p_v T` plus a fresh exponential variable elsewhere, since exponential
       variables have no memory. The draft takes the least `E_v / q_v`.
-    - `"rejection"`: where the target's token is `x`, the draft's is `x` too with probability `min(1, q(x) / p(x))`, and
+    - `"rejection"`: where the target's token is `x`, the draft's is `x` too with probability `min(1, q(x) / p(x))`,
       else one of the residual `(q - p)+`: the coupling of speculative sampling (arXiv 2211.17192, appendix A.1), read
       the other way round.
 
@@ -135,7 +139,9 @@ def draw_beside(
     if coupling == "seeded":
         least = torch.empty_like(possible).exponential_(generator=generator) * (possible > 0)
         rest = torch.empty_like(p).exponential_(generator=generator)
-        noise = p * least + torch.where((possible > 0) & torch.zeros_like(p, dtype=torch.bool).scatter(-1, x, True), 0, rest)
+        noise = p * least + torch.where(
+            (possible > 0) & torch.zeros_like(p, dtype=torch.bool).scatter(-1, x, True), 0, rest
+        )
         return (q / noise.clamp(min=torch.finfo(noise.dtype).tiny)).argmax(-1)
     level = torch.rand(x.shape, device=q.device, generator=generator)
     drawn, other = x.clone(), (level * possible >= q.gather(-1, x)).squeeze(-1)

@@ -9,9 +9,9 @@ from torch import Tensor
 class Noise:
     """The noise of every step of plain `generate(do_sample=True)` of a batch.
 
-    `torch.multinomial(p, 1)`, which plain decoding calls once a step for all rows, is `argmax(p / E)` with one draw `E`
-    of exponential variables of the shape of `p`. Whoever takes `argmax(q / E)` with the same `E` draws from `q`, and as
-    plain decoding does from `p` (Gumbel coupling; Daliri, Musco and Suresh, arXiv 2408.07978).
+    `torch.multinomial(p, 1)`, which plain decoding calls once a step for all rows, is `argmax(p / E)` with one draw
+    `E` of exponential variables of the shape of `p`. Whoever takes `argmax(q / E)` with the same `E` draws from `q`
+    as plain decoding does from `p` (Gumbel coupling; Daliri, Musco and Suresh, arXiv 2408.07978).
 
     Args:
         rows (`int`): of the whole batch, whether they go on or not.

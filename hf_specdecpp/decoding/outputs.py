@@ -18,7 +18,9 @@ class Outputs:
         asked = generation_config.return_dict_in_generate
         scores, logits = generation_config.output_scores, generation_config.output_logits
         self.kept: dict[str, list[list[Tensor]]] = {
-            name: [[] for _ in range(rows)] for name, wanted in (("scores", scores), ("logits", logits)) if asked and wanted
+            name: [[] for _ in range(rows)]
+            for name, wanted in (("scores", scores), ("logits", logits))
+            if asked and wanted
         }
 
     def add(self, row: int, places: list[int], scores: Tensor, logits: Tensor) -> None:

@@ -54,6 +54,4 @@ class Sequences:
     def output(self, pad_token_id: int) -> Tensor:
         """What `generate` returns, (rows, longest)."""
         longest = max(map(len, self.texts))
-        return torch.tensor(
-            [text + [pad_token_id] * (longest - len(text)) for text in self.texts], device=self.device
-        )
+        return torch.tensor([text + [pad_token_id] * (longest - len(text)) for text in self.texts], device=self.device)

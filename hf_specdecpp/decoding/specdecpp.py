@@ -82,9 +82,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         vocab_size = check_pair(self.pair.head, self.assistant_model.config, target_config)
         mask = (model_kwargs or {}).get("attention_mask")
         padding = 0 if mask is None else int((mask == 0).sum())
-        self.sequences = Sequences(
-            input_ids.to(self.assistant_model.device), [padding], self.main_model_max_length
-        )
+        self.sequences = Sequences(input_ids.to(self.assistant_model.device), [padding], self.main_model_max_length)
         processors = LogitsProcessorList() if logits_processor is None else logits_processor
         law = Law(processors, decoding_of(generation_config, "rejection"), self.sequences, vocab_size)
         settings = self.pair.settings(generation_config)

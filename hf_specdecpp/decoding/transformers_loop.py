@@ -182,7 +182,7 @@ def assisted_decoding(
     if len(input_ids) > 1:
         raise ValueError(
             f"transformers' assisted decoding generates one sequence at a time, got {len(input_ids)} (the batch times "
-            "num_return_sequences): call generate once for each, or take SpecDecPP without attentions and hidden states"
+            "num_return_sequences): call generate for each, or take SpecDecPP without attentions and hidden states"
         )
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:

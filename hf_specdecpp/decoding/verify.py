@@ -8,6 +8,8 @@ from torch import Tensor
 from ..drafting.draft import Draft, Node
 from .law import Law
 
+NOTHING = -1  # the token of a distribution without mass
+
 
 def choices(draft: Draft, logits: Tensor, law: Law) -> tuple[Tensor, Tensor, Tensor | None]:
     """What the target would say behind the newest token of each text and behind each drafted token.
@@ -16,8 +18,8 @@ def choices(draft: Draft, logits: Tensor, law: Law) -> tuple[Tensor, Tensor, Ten
         logits (`torch.FloatTensor` of shape `(rows, 1 + most, vocab_size)`): of the target.
 
     Returns:
-        `torch.LongTensor` of shape `(rows, 1 + most)`, the processed logits, and, when sampling, the probabilities, of
-        the shape of `logits`.
+        `torch.LongTensor` of shape `(rows, 1 + most)`, `NOTHING` where nothing can be chosen; the processed logits;
+        and, when sampling, the probabilities, of the shape of `logits`.
     """
     rows, width, vocab_size = logits.shape
     going = law.sequences.going
@@ -26,9 +28,7 @@ def choices(draft: Draft, logits: Tensor, law: Law) -> tuple[Tensor, Tensor, Ten
     def depths() -> list[int]:
         found = []
         for nodes in draft.nodes:
-            own = [0]
-            for node in nodes:
-                own.append(len(node.path))
+            own = [0, *(len(node.path) for node in nodes)]
             found += own + [0] * (width - len(own))
         return found
 
@@ -42,6 +42,8 @@ def choices(draft: Draft, logits: Tensor, law: Law) -> tuple[Tensor, Tensor, Ten
     scores = law.processed(logits.reshape(-1, vocab_size), of_rows, paths)
     ahead = depths() if law.noise is not None else []
     chosen, p = law.ranked(scores, of_rows, ahead)
+    if p is not None:  # a choice among nothing, or NaN, is none
+        chosen = torch.where(p.gather(-1, chosen) > 0, chosen, NOTHING)
     shape = rows, width, vocab_size
     return chosen.view(rows, width), scores.view(shape), None if p is None else p.view(shape)
 
@@ -69,7 +71,7 @@ def recursive_rejection(
     """Speculative sampling of a tree whose siblings were drawn without replacement (RSD, arXiv 2402.14160).
 
     A chain's is that of arXiv 2211.17192. Behind each accepted node its children are tried in the order in which they
-    were drawn: `x` is accepted with probability `min(1, r(x) / q(x))`, where `r` begins as the target's distribution; a
+    were drawn: `x` is accepted with probability `min(1, r(x) / q(x))`, where `r` begins as the target's law; a
     rejection leaves `r <- norm (r - q)+`, and `q` without `x`. Whatever is accepted, the output has the law of `p`.
 
     Args:

@@ -1,1 +1,1 @@
-"""What proposes tokens: a draft model, the text itself, a table of the target's thoughts, and all of them in one tree."""
+"""What proposes tokens: a draft model, the text itself, a table of what the target thought of, or all in one tree."""

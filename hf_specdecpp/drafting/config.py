@@ -23,9 +23,9 @@ class DraftingConfig:
             rules that plan them (`"cost-aware"`, `"eagle-2"`, `"cape"`). Left out, the rule chooses between chains and
             trees by what they cost.
         max_nodes (`int`): the most drafted tokens of a text that the target verifies in one pass.
-        coupling (`str`): how sampling verifies. `"seeded"`: draft and target choose under the noise that plain decoding
-            would use at each position, and a token is accepted if both choose it, so that the same seed gives plain
-            decoding's text (arXiv 2408.07978). `"rejection"`: speculative sampling (arXiv 2211.17192), in trees
+        coupling (`str`): how sampling verifies. `"seeded"`: draft and target choose under the noise that plain
+            decoding would use at each position, and a token is accepted if both choose it, so that the same seed gives
+            plain decoding's text (arXiv 2408.07978). `"rejection"`: speculative sampling (arXiv 2211.17192), in trees
             recursive rejection (arXiv 2402.14160); the law is the target's, the text is another.
 
     Raises:

@@ -45,8 +45,8 @@ class Draft:
         nodes (`list[list[Node]]`): of each row that goes on, parents before children.
         tokens (`torch.LongTensor` of shape `(rows, most)`, *optional*): the same on the draft's device, where the host
             does not know them yet.
-        q (`dict[int, torch.Tensor]`): for `coupling="rejection"` when sampling, by `id(node)`: what it and its siblings
-            were drawn from, without replacement, `(vocab_size,)`.
+        q (`dict[int, torch.Tensor]`): for `coupling="rejection"` when sampling, by `id(node)`: what it and its
+            siblings were drawn from, without replacement, `(vocab_size,)`.
         stop_reasons (`list[str]`): why drafting ended, of each row.
         passes (`int`): of the draft.
     """

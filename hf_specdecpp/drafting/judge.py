@@ -29,7 +29,9 @@ class Judge:
         self.out = head.out.weight.t(), head.out.bias
         self.scaled = None
         if config.features:
-            self.scaled = head.features.weight.t() / torch.tensor([[FEATURES[n]] for n in config.features]).to(self.device)
+            self.scaled = head.features.weight.t() / torch.tensor([[FEATURES[n]] for n in config.features]).to(
+                self.device
+            )
 
     @torch.no_grad()
     def __call__(self, states: Tensor, probability: Tensor, entropy: Tensor, position: list[int]) -> Tensor:

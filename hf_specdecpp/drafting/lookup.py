@@ -50,7 +50,9 @@ class Lookup:
         for rank, (place, evidence, share) in enumerate(self._matches(row, text), start=1):
             parent = None
             for depth, token in enumerate(text[place : place + min(self.length, limit)], start=1):
-                seen = DraftedToken(depth, share if depth == 1 else 1.0, rank=rank, source=self.name, evidence=evidence)
+                seen = DraftedToken(
+                    depth, share if depth == 1 else 1.0, rank=rank, source=self.name, evidence=evidence
+                )
                 parent = Node(number, parent, seen, token)
                 nodes.append(parent)
         return nodes
@@ -82,10 +84,7 @@ class Lookup:
                 best[token] = place
         ordered = sorted(best, key=lambda token: (agree[best[token]], shares[token], best[token]), reverse=True)
         ordered = self.law.favoured(row, ordered, [shares[token] for token in ordered])
-        found = []
-        for token in ordered[: self.branches]:
-            found.append((best[token], agree[best[token]], shares[token] / len(places)))
-        return found
+        return [(best[t], agree[best[t]], shares[t] / len(places)) for t in ordered[: self.branches]]
 
     def _agreement(self, text: list[int], place: int, n: int, padding: int) -> int:
         """How many tokens before `place` are those at the end of `text`."""

@@ -43,7 +43,9 @@ class Mixture:
 
     def draft(self, plans: list[Plan]) -> Draft:
         rooms = self.sequences.rooms()
-        proposed = [self._proposed(number, plan, room) for number, (plan, room) in enumerate(zip(plans, rooms, strict=True))]
+        proposed = [
+            self._proposed(number, plan, room) for number, (plan, room) in enumerate(zip(plans, rooms, strict=True))
+        ]
         wanted = {plan: self._wants_model(plan, plans, proposed) for plan in dict.fromkeys(plans)}
         if self.model is not None and any(wanted.values()):
             draft = self.model.grow([plan if wanted[plan] else NOTHING for plan in plans])

@@ -114,7 +114,7 @@ class ModelDrafter:
         return self._behind(seen, [node.row for node in nodes], [node.read_as - base - width for node in nodes])
 
     def _own(self, tokens: Tensor) -> Tensor:
-        """`tokens` as the draft may read them: it may be padded less than the target, which may say a padding token."""
+        """`tokens` as the draft may read them: if it is padded less, the target may say a token that it lacks."""
         small = self.own_vocab_size < self.law.vocab_size
         return tokens.clamp(max=self.own_vocab_size - 1) if small else tokens
 
@@ -128,7 +128,13 @@ class ModelDrafter:
         return in_vocabulary(seen.logits[at].to(self.sequences.device), self.law.vocab_size), states
 
     def _blind_chain(
-        self, frontier: list[Place], logits: Tensor, limits: list[int], rooms: list[int], plans: list[Plan], draft: Draft
+        self,
+        frontier: list[Place],
+        logits: Tensor,
+        limits: list[int],
+        rooms: list[int],
+        plans: list[Plan],
+        draft: Draft,
     ) -> Draft:
         """Chains up to their limits, all on the device: nobody looks at their tokens before the target does."""
         rows = [self.sequences.going[row] for row in range(len(plans))]

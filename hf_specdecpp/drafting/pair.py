@@ -98,7 +98,7 @@ class Pair:
                 key = (str(torch.get_num_threads()), *running_as(target))
                 key += running_as(self.draft) if self.draft else ()
                 running = _running_costs.setdefault(self.draft or target, {}).setdefault(key, running)
-                stored = stored_calibration(target.config, self.draft, target.device) if self.draft else None
+                stored = stored_calibration(target, self.draft) if self.draft else None
         rule = settings.new_rule(running, stored and stored.at(length))
         if rule.shared:
             return [rule] * rows, running
@@ -117,7 +117,7 @@ class Pair:
             return ("model", "lookup") if weighs else ("model",)
         if ("model" in asked) != (self.draft is not None):
             raise ValueError(
-                f"sources={asked!r} and assistant_model contradict each other: the source 'model' is the assistant_model"
+                f"sources={asked!r} and assistant_model contradict each other: 'model' is the assistant_model"
             )
         if asked != ("model",) and self.draft is not None and not weighs:
             raise ValueError(
@@ -127,7 +127,12 @@ class Pair:
         return asked
 
     def drafter(
-        self, law: Law, sequences: Sequences, rule: StoppingRule, eos: set[int], scope: Scope = ONE_TEXT,
+        self,
+        law: Law,
+        sequences: Sequences,
+        rule: StoppingRule,
+        eos: set[int],
+        scope: Scope = ONE_TEXT,
         generation_config: GenerationConfig | None = None,
     ) -> Drafter:
         """What drafts for `rule` from the sources of `scope`."""
@@ -139,7 +144,7 @@ class Pair:
             length, ngram = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
             asked = {"length": length, "max_ngram": ngram}
             asked = {name: value for name, value in asked.items() if value is not None}
-            sources.append(Lookup(sequences, law, branches=min(scope.branches, 2), **asked))
+            sources.append(Lookup(sequences, law, branches=min(scope.branches or 2, 2), **asked))
         if "recycling" in scope.sources:
             sources.append(Recycling(sequences, law.vocab_size))
         return Mixture(sequences, sources, model)
@@ -169,15 +174,15 @@ def without_draft(stopping_config: StoppingConfig | None) -> StoppingConfig:
         bounds = stopping_config or StoppingConfig()
         if bounds.threshold is not None:
             raise ValueError(
-                f"threshold={bounds.threshold} is for the head of a draft: pass the draft as assistant_model=draft, or "
-                "leave the threshold out"
+                f"threshold={bounds.threshold} is for the head of a draft: pass it as assistant_model=draft, or leave "
+                "the threshold out"
             )
         return replace(bounds, rule="cost-aware", settings={"uses_head": False})
     asked = stopping_config.filled_from(None).needs & {"acceptance", "entropy"}
     if asked:
         raise ValueError(
-            f"the rule {stopping_config.rule!r} asks for {', '.join(sorted(asked))}, which only a draft knows: pass it "
-            "as assistant_model=draft, or leave the rule out"
+            f"the rule {stopping_config.rule!r} asks for {', '.join(sorted(asked))}, which only drafts know: pass "
+            "one as assistant_model=draft, or leave the rule out"
         )
     return stopping_config
 
@@ -308,7 +313,7 @@ def honoured(
     """`stopping_config` with what the caller asked of assisted generation through `generate`'s own settings.
 
     Args:
-        own: the draft's, if there is one, whose `num_assistant_tokens` bounds a draft unless the caller says otherwise.
+        own: the draft's, if there is one, whose `num_assistant_tokens` bounds a draft unless the caller does.
 
     Raises:
         ValueError: for a setting that contradicts `stopping_config` or that SpecDec++ cannot honour.

@@ -15,8 +15,8 @@ MOST_BYTES = 2_000_000
 class Recycling:
     """Token Recycling (arXiv 2408.08696): a table of the last top-k successors of every token, and trees from it.
 
-    The table learns from every position that the target passes over, rejected tokens included. It is of one generation;
-    all rows of a batch share it.
+    The table learns from every position that the target passes over, rejected tokens included. It is of one
+    generation; all rows of a batch share it.
 
     Args:
         most (`int`): nodes proposed for each text.

@@ -26,6 +26,7 @@ from .rules import (
     Goodput,
     Heuristic,
 )
+from .trees import Cape, Eagle2
 
 if TYPE_CHECKING:
     from ..acceptance.config import AcceptanceHeadConfig
@@ -34,10 +35,12 @@ RULES: dict[str, type[StoppingRule]] = {
     "adaedl": AdaEDL,
     "all": AllOf,
     "any": AnyOf,
+    "cape": Cape,
     "confidence": Confidence,
     "cost-aware": CostAware,
     "cumulative-confidence": CumulativeConfidence,
     "drop-in": DropIn,
+    "eagle-2": Eagle2,
     "fixed": FixedLength,
     "goodput": Goodput,
     "heuristic": Heuristic,

@@ -116,6 +116,7 @@ class CostAware(TimedRule):
     reason = "not worth its time"
     fading: ClassVar[float] = 0.995  # weight of the past against the newest round
     probing: ClassVar[float] = 0.01  # share of the time that may be lost to trying what seems not to pay
+    branches: ClassVar[int] = 3  # drafted behind a token where trees are free to be
 
     def __init__(
         self,
@@ -183,17 +184,19 @@ class CostAware(TimedRule):
             self.max_length, "survival", self.levels(), strict=True, factor=self.expected, reason=self.reason,
             cap_reason=self.reason,
         )  # fmt: skip
-        if scope.branches == 1 and scope.rows == 1 and not scope.is_mixed:
+        branches = scope.branches or self.branches
+        if branches == 1 and scope.rows == 1 and not scope.is_mixed:
             return chain
         return Forest(
-            **vars(chain) | {"branches": scope.branches, "chooses": scope.branches > 1 or scope.is_mixed}, value=self.throughput, costs=self.known,
+            **vars(chain) | {"branches": branches, "chooses": branches > 1 or scope.is_mixed},
+            value=self.throughput, costs=self.known,
             ranked=self.ranked, horizon=self.horizon, max_nodes=scope.max_nodes, rows=scope.rows,
             drafted=self.drafted if pays else 0.0, price=self.draft_steps * self.tokens / self.steps,
             tries=pays and self.tried,
         )  # fmt: skip
 
     def _pays(self) -> bool:
-        """Whether to draft in this round. Where it does not pay it is tried now and then, at a hundredth of the time."""
+        """Whether to draft in this round. Where it does not pay it is tried, at a hundredth of the time."""
         worth, loss = self.tokens - self.steps, min(steps - tokens for tokens, steps in self.fixed_lengths())
         if self.is_mixed:  # beside lookups: what the model's drafts add, against what else their time would earn
             worth = self.drafted - self.draft_steps * self.tokens / self.steps
@@ -211,8 +214,8 @@ class CostAware(TimedRule):
     def levels(self) -> tuple[float, ...]:
         """After `k` tokens drafting pays while their survival is above the `k`-th of these.
 
-        `balance` is positive iff for some `m` the survival times `sum_i prod_j a(k + j)`, the tokens that `m` more can be
-        expected to add, exceeds the value of their time.
+        `balance` is positive iff for some `m` the survival times `sum_i prod_j a(k + j)`, the tokens that `m` more can
+        be expected to add, exceeds the value of their time.
         """
         found = []
         for drafted in range(1, self.max_length + 1):

@@ -1,9 +1,9 @@
 """Trees by the rule of their worth: which nodes to draft behind, and which to verify. Knows no models.
 
 A node pays if the tokens that it can be expected to add are worth its seconds (DySpec's greedy expansion,
-arXiv 2410.11744, with measured costs). Nodes of one level of a text are alternatives, of which the target follows one at
-most, so their survivals add up to the probability that the level is reached; over the texts of a batch they add up to
-expected tokens, and all texts share the passes. With one text and one branch this is the rule for chains.
+arXiv 2410.11744, with measured costs). Nodes of one level of a text are alternatives, of which the target follows
+one at most, so their survivals add up to the probability that the level is reached; over the texts of a batch they
+add up to expected tokens, and all texts share the passes. With one text and one branch this is the rule for chains.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Forest(Plan):
 
 
 def depth_first(nodes: Sequence[Node]) -> list[Node]:
-    """Parents before children, the likeliest child right behind its parent, so that most accepted paths lie together."""
+    """Parents before children, the likeliest child next to its parent, so that most accepted paths lie together."""
     children: dict[int | None, list[Node]] = {}
     for node in sorted(nodes, key=lambda n: n.survival):
         children.setdefault(None if node.parent is None else id(node.parent), []).append(node)

@@ -21,10 +21,10 @@ class Plan:
 
     Attributes:
         cap (`int`, *optional*): the most tokens on a path; 0 is plain decoding, `None` no bound.
-        statistic (`str`, *optional*): `"probability"` or `"entropy"` of the newest token, or `"survival"`, the product of
-            `factor` over the path. `None` goes on to the cap.
-        levels (`tuple[float, ...]`): after `k` tokens drafting goes on while the statistic is at least the `k`-th level
-            (for the entropy: at most), beyond the last that one.
+        statistic (`str`, *optional*): `"probability"` or `"entropy"` of the newest token, or `"survival"`, the product
+            of `factor` over the path. `None` goes on to the cap.
+        levels (`tuple[float, ...]`): after `k` tokens drafting goes on while the statistic is at least the `k`-th
+            level (for the entropy: at most), beyond the last that one.
         strict (`bool`): while it is above the level, not at it.
         factor: of a drafted token, its probability of acceptance; `None` leaves it out.
         floor (`int`): below so many tokens the statistic is not asked.

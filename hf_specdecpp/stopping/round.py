@@ -37,7 +37,7 @@ class Round:
     """What happened to one text in a round: the only record there is, for rules, statistics and whoever listens.
 
     Attributes:
-        drafted (`list[DraftedToken]`): the verified tokens, as the rule saw them; in a tree parents come before children.
+        drafted (`list[DraftedToken]`): the verified tokens, as the rule saw them; in a tree parents before children.
         accepted (`int`): how many of them the target accepted.
         censored (`bool`): the round was cut by the end of the sequence or its length, so its length says nothing.
         draft_seconds (`float`, *optional*), target_seconds (`float`, *optional*): time in drafting all, and in the
@@ -87,13 +87,13 @@ class Scope:
 
     Attributes:
         rows (`int`): texts of the batch that go on and share the rule.
-        branches (`int`): the most tokens drafted behind one; 1 makes chains.
+        branches (`int`, *optional*): the most tokens drafted behind one; 1 makes chains, `None` is the rule's to say.
         max_nodes (`int`): the most drafted tokens that the target verifies of each text.
         sources (`tuple[str, ...]`): what may propose, of which only the model takes time.
     """
 
     rows: int = 1
-    branches: int = 1
+    branches: int | None = None
     max_nodes: int = 32
     sources: tuple[str, ...] = ("model",)
 

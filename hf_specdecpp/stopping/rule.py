@@ -11,7 +11,7 @@ from ..costs.profile import CostProfile, RunningCosts
 from .plan import Plan
 from .round import Round, Scope
 
-ONE_TEXT = Scope()
+ONE_TEXT = Scope(branches=1)
 
 
 class StoppingRule:
