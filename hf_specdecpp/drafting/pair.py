@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer, model_signature
-from ..costs.store import stored_calibration
+from ..costs.store import loaded_as, stored_calibration
 from ..decoding.checks import is_prompt_tuned
 from ..decoding.law import Law
 from ..decoding.mode import Decoding
@@ -260,13 +260,7 @@ def special_ids(config: PretrainedConfig) -> set[int]:
 
 def running_as(model: PreTrainedModel) -> tuple[str, ...]:
     """What the cost of a model's passes depends on: what it is, where it lies, its precision and its attention."""
-    return (
-        model_signature(model.config),
-        f"{model.device} {getattr(model, 'hf_device_map', None)}",
-        str(model.dtype),
-        str(getattr(model.config, "quantization_config", None)),
-        str(model.config._attn_implementation),
-    )
+    return f"{model.device} {getattr(model, 'hf_device_map', None)}", loaded_as(model.config, model.dtype)
 
 
 def max_context(config: PretrainedConfig) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ..stopping import CostProfile, Round, StoppingRule
-from .trace import Trace
+from ..drafting.draft import Node
+from ..stopping import ONE_TEXT, CostProfile, Plan, Round, Scope, StoppingRule
+from .trace import Draft, Trace
 
 
 @dataclass
@@ -40,46 +41,83 @@ class Replay:
         return self.plain_seconds / self.seconds
 
 
-def replay(traces: Iterable[Trace], new_rule: Callable[[], StoppingRule], costs: CostProfile) -> Replay:
+def replay(
+    traces: Iterable[Trace], new_rule: Callable[[], StoppingRule], costs: CostProfile, scope: Scope = ONE_TEXT
+) -> Replay:
     """The rounds that a rule would have had, a new rule for each trace.
 
     Args:
         new_rule: makes the rule of one generation, for example `config.new_rule` of filled settings.
+        scope (`Scope`): what a round may be; trees need traces of trees.
     """
     total = Replay()
     for trace in traces:
         rule, begin = new_rule(), 0
         while begin < len(trace.target_ids):
-            draft = trace.drafts[begin]
             room = trace.max_new_tokens - begin - 1
-            plan = rule.plan()
-            cap = plan.cap
-            if room > 0 and cap is not None and cap > len(draft.tokens) and not draft.ended:
-                raise ValueError(
-                    f"the rule may draft {cap} tokens, but the traces hold drafts of {len(draft.tokens)}: record "
-                    "longer ones, or bound the rule"
-                )
-            cap = len(draft.tokens) if cap is None else cap
-            drafted = []
-            for token in draft.tokens[: min(cap, room)]:
-                drafted.append(token)
-                if not plan.goes_on(trace.seen(drafted)):
-                    break
-            ended = draft.ended and len(drafted) == len(draft.tokens)
-            accepted = min(draft.accepted, len(drafted))
-            new_tokens = min(accepted + 1, len(trace.target_ids) - begin)
-            seconds = len(drafted) * costs.draft_seconds, costs.verification(len(drafted) + 1)
+            round = drafted_round(trace, trace.drafts[begin], rule.plan(scope), room)
+            new_tokens = min(round.accepted + 1, len(trace.target_ids) - begin)
+            seconds = round.passes * costs.draft_seconds, costs.verification(round.width)
             if room > 0:
-                rule.end(Round(trace.seen(drafted), accepted, ended or 0 < len(drafted) == room, *seconds))
+                rule.end(replace(round, draft_seconds=seconds[0], target_seconds=seconds[1]))
             total.rounds += 1
             total.tokens += new_tokens
-            total.drafted += len(drafted)
-            total.accepted += accepted
+            total.drafted += len(round.drafted)
+            total.accepted += round.accepted
             total.seconds += sum(seconds)
             total.plain_seconds += new_tokens * costs.verification(1)
-            total.lengths.append(len(drafted))
+            total.lengths.append(len(round.drafted))
             begin += new_tokens
     return total
+
+
+def drafted_round(trace: Trace, draft: Draft, plan: Plan, room: int) -> Round:
+    """What a plan makes of the longest draft at a position, without its times.
+
+    Raises:
+        ValueError: if it may draft more than the trace holds.
+    """
+    longest = max((token.position for token in draft.tokens), default=0)
+    if room > 0 and plan.cap is not None and plan.cap > longest and not draft.ended and draft.parents is None:
+        raise ValueError(
+            f"the rule may draft {plan.cap} tokens, but the traces hold drafts of {longest}: record longer ones, or "
+            "bound the rule"
+        )
+    limit = min(longest if plan.cap is None else plan.cap, room)
+    if draft.parents is not None:
+        return tree_round(draft, plan, limit)
+    drafted = []
+    for token in draft.tokens[:limit]:
+        drafted.append(token)
+        if not plan.goes_on(trace.seen(drafted)):
+            break
+    ended = draft.ended and len(drafted) == len(draft.tokens)
+    accepted = min(draft.accepted, len(drafted))
+    return Round(trace.seen(drafted), accepted, ended or 0 < len(drafted) == room)
+
+
+def tree_round(draft: Draft, plan: Plan, limit: int) -> Round:
+    """What a plan makes of the tree at a position; a chain follows the first choices."""
+    nodes: list[Node] = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        nodes.append(Node(0, None if parent < 0 else nodes[parent], token))
+    children: dict[int | None, list[Node]] = {}
+    for node in nodes:
+        if node.token.rank <= plan.branches:
+            children.setdefault(None if node.parent is None else id(node.parent), []).append(node)
+    level, grown, passes = children.get(None, []) if limit > 0 else [], [], 0
+    while level:
+        passes += 1
+        grown += level
+        wanted = plan.expand(level) if level[0].token.position < limit else ()
+        level = [child for node in wanted for child in children.get(id(node), ())]
+    [taken] = plan.take([grown]) if plan.chooses else [grown]
+    number = {id(node): i for i, node in enumerate(taken)}
+    parents = [-1 if node.parent is None else number[id(node.parent)] for node in taken]
+    on_path = {id(nodes[i]) for i in draft.path}
+    path = [i for i, node in enumerate(taken) if id(node) in on_path]
+    tokens = [node.token for node in taken]
+    return Round(tokens, len(path), parents=parents, path=path, passes=passes)
 
 
 def oracle(traces: Iterable[Trace], costs: CostProfile) -> Replay:

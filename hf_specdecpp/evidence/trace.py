@@ -23,9 +23,13 @@ from ..acceptance import (
     token_features,
 )
 from ..decoding import Decoding, draw_beside, draw_tokens
+from ..decoding.law import Law
+from ..decoding.sequences import Sequences
+from ..drafting.draft import Node
 from ..drafting.model import in_vocabulary
-from ..drafting.pair import active_head_config, check_pair
-from ..stopping import DraftedToken
+from ..drafting.pair import Pair, active_head_config, check_pair
+from ..stopping import ONE_TEXT, DraftedToken, Plan, Scope, StoppingConfig, StoppingRule
+from ..stopping.trees import Eagle2
 from ..training.responses import end_of_sequence, generate_responses
 from .files import Lines, drop_partial, write_atomically
 
@@ -36,12 +40,15 @@ DRAFTS_PER_PASS = 128  # bounds the logits in memory
 class Draft:
     """The longest draft at one position: its tokens as a rule sees them, and how many of them the target accepts.
 
-    `ended` says that the last one ends the sequence.
+    `ended` says that the last one ends the sequence. A tree's tokens have `parents`, the number of each one's parent,
+    -1 for none, and `path`, the numbers of those that the target accepts.
     """
 
     tokens: list[DraftedToken]
     accepted: int
     ended: bool = False
+    parents: list[int] | None = None
+    path: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,7 @@ class Trace:
     def from_json(cls, line: str) -> Trace:
         fields = json.loads(line)
         drafts = [
-            Draft([DraftedToken(**token) for token in d["tokens"]], d["accepted"], d["ended"])
-            for d in fields.pop("drafts")
+            Draft(**d | {"tokens": [DraftedToken(**token) for token in d["tokens"]]}) for d in fields.pop("drafts")
         ]
         return cls(**fields, drafts=drafts)
 
@@ -216,7 +222,7 @@ def record_trace(
             drawn = draw_tokens(q, generator).squeeze(-1) if decoding.do_sample else logits.argmax(-1)
             if decoding.do_sample and followed.any():
                 p = decoding.probabilities(target_logits[at[followed]].float())
-                drawn[followed] = draw_beside(q[followed], p, response_ids[at[followed]], generator)
+                drawn[followed] = draw_beside(q[followed], p, response_ids[at[followed]], generator, decoding.coupling)
             followed = followed & (drawn == response_ids[at.clamp(max=len(response) - 1)])
             probability = (q if decoding.do_sample else raw).gather(-1, drawn[:, None]).squeeze(-1)
             entropy = torch.special.entr(raw).sum(-1)
@@ -235,6 +241,80 @@ def record_trace(
         return trace, None
     kept_states = torch.stack(kept)
     return judged(trace, kept_states, *head), kept_states
+
+
+@torch.no_grad()
+def record_trees(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    prompt: list[int],
+    decoding: Decoding,
+    max_new_tokens: int,
+    branches: int = 3,
+    depth: int = 6,
+    expanded: int = 4,
+    seed: int = 0,
+) -> Trace:
+    """A generation of the target, and the tree that the draft would make at each of its positions.
+
+    Behind each place the draft says its `branches` likeliest tokens, and the `expanded` likeliest paths of a level go
+    on. Sampled texts are those of plain `generate` under `seed`, and the draft chooses under the same noise.
+
+    Args:
+        depth (`int`): levels of a tree; rules with a larger bound cannot be replayed.
+
+    Returns:
+        The trace; chains replay from it as well.
+    """
+    ids = torch.tensor([prompt], device=target.device)
+    torch.manual_seed(seed)
+    response = target.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **decoding.generate_kwargs()
+    )[0, len(prompt) :].tolist()
+    torch.manual_seed(seed)
+    sequences = Sequences(ids, [0], len(prompt) + max_new_tokens + depth + 1)
+    law = Law(decoding.processors(), decoding, sequences, target.config.get_text_config().vocab_size)
+    head = mounted_head(draft)
+    pair = Pair.of(draft, StoppingConfig(rule="fixed", settings={"length": 1}))
+    rule = Recorder(head is not None, branches, depth, expanded)
+    drafter = pair.model_drafter(law, sequences, rule, set(end_of_sequence(target)))
+    drafts = []
+    for position, token in enumerate(response):
+        [nodes] = drafter.grow([rule.plan()]).nodes
+        number = {id(node): i for i, node in enumerate(nodes)}
+        parents = [-1 if node.parent is None else number[id(node.parent)] for node in nodes]
+        path = walk(nodes, parents, response[position:])
+        drafts.append(Draft([node.token for node in nodes], len(path), False, parents, path))
+        kept = [nodes[path[0]]] if path else []
+        drafter.commit([kept], ids, ids)
+        sequences.append(0, [token])
+        law.passed()
+    late = head is not None and head[1].reads == "after"
+    return Trace(response, max_new_tokens, drafts, judged_late=late)
+
+
+def walk(nodes: list[Node], parents: list[int], tokens: list[int]) -> list[int]:
+    """The numbers of the nodes that are `tokens`, from the root on."""
+    path, at = [], -1
+    for token in tokens:
+        at = next((i for i, p in enumerate(parents) if p == at and nodes[i].id == token), None)
+        if at is None:
+            break
+        path.append(at)
+    return path
+
+
+class Recorder(StoppingRule):
+    """Drafts trees as large as they are recorded."""
+
+    def __init__(self, uses_head: bool, branches: int, depth: int, expanded: int):
+        self.needs = frozenset({"probability", "entropy"} | ({"acceptance"} if uses_head else set()))
+        self.widest = Eagle2(branches, 10**6, depth), expanded
+
+    def plan(self, scope: Scope = ONE_TEXT) -> Plan:
+        rule, expanded = self.widest
+        plan = rule.plan(Scope(max_nodes=10**6))
+        return replace(plan, expanded=expanded) if plan.branches > 1 else plan
 
 
 def mounted_head(draft: PreTrainedModel) -> tuple[AcceptanceHead, AcceptanceHeadConfig] | None:
@@ -283,6 +363,7 @@ def record_traces(
     keep_states: bool = False,
     max_length: int | None = None,
     batch_size: int = 64,
+    branches: int = 1,
 ) -> None:
     """Appends a trace for each prompt to the JSONL file `path`; those that it holds already are not made again.
 
@@ -292,6 +373,7 @@ def record_traces(
         on_prompt: called after each prompt.
         keep_states (`bool`): keep the draft's hidden states beside it, see `read_states`.
         max_length (`int`, *optional*): bound on prompt and response together.
+        branches (`int`): from 2 on trees are recorded, see `record_trees`, which keep no states.
 
     Raises:
         ValueError: if a prompt leaves no room for two tokens, or if the file holds traces of something else.
@@ -307,6 +389,10 @@ def record_traces(
         "decoding": asdict(decoding), "max_new_tokens": max_new_tokens, "max_length": max_length,
         "max_draft_length": max_draft_length, "states": keep_states,
     }  # fmt: skip
+    if branches > 1:
+        if keep_states:
+            raise ValueError("trees are recorded without hidden states: leave --states out, or --branches")
+        settings["branches"] = branches
     settings["prompts"] = [hashlib.sha256(repr(prompt).encode()).hexdigest()[:16] for prompt in prompts]
     lines = Lines(path, settings, f"{str(path)!r} holds traces made", grows="prompts")
     done = len(lines.found)
@@ -315,14 +401,19 @@ def record_traces(
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]
         responses = [[]] * len(batch)
-        if first + len(batch) > done:
+        if first + len(batch) > done and branches == 1:
             responses = generate_responses(target, batch, decoding, max_new_tokens, eos, seed=first)
         for number, (prompt, response) in enumerate(zip(batch, responses, strict=True), start=first):
             if number >= done:
                 bound = bounds[number]
-                trace, states = record_trace(
-                    target, draft, prompt, response[:bound], decoding, bound, max_draft_length, seed=number
-                )
+                if branches > 1:
+                    trace = record_trees(
+                        target, draft, prompt, decoding, bound, branches, max_draft_length, seed=number
+                    )
+                else:
+                    trace, states = record_trace(
+                        target, draft, prompt, response[:bound], decoding, bound, max_draft_length, seed=number
+                    )
                 if keep_states:
                     write_atomically(states_path(path, number), save({"states": states}))
                 lines.append(trace.to_json())
