@@ -360,6 +360,15 @@ def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
     assert running.rounds() > measured[1] and running.profile() is not None
 
 
+def test_costs_are_learned_where_no_draft_reads_the_prompt(target):
+    """All rounds before the draft's first pass used to count as reading the prompt: without a draft, all rounds."""
+    with heard() as rounds:
+        target.generate(prompt(), max_new_tokens=40, do_sample=False, candidate_generator=SpecDecPP)
+    assert [each.reads_prompt for each in rounds] == [True] + [False] * (len(rounds) - 1)
+    (running,) = pairs._running_costs[target].values()
+    assert running.profile(drafts=False) is not None
+
+
 def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
     """Another dtype, attention, quantisation or device has other costs, of the target and of the draft."""
     base, target = draft.get_base_model(), copy.deepcopy(target)
