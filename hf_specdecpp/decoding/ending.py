@@ -61,9 +61,10 @@ class Ending:
 
     def is_done(self, row: int) -> bool:
         """Whether plain decoding would say no more in a row. Without an end-of-sequence token rows end together."""
-        if self.rows_leave or row not in self.ended or len(self.ended) < len(self.sequences.texts):
-            return row in self.ended and self.rows_leave
-        return self.sequences.length(row) >= max(self.ended.values())
+        if self.rows_leave or self.sequences.length(row) == self.sequences.max_length:
+            return row in self.ended
+        all_ended = len(self.ended) == len(self.sequences.texts)
+        return all_ended and self.sequences.length(row) >= max(self.ended.values())
 
     def trim(self) -> None:
         """Cuts what rows that had to go on say beyond the end of the last."""
