@@ -15,6 +15,8 @@ from peft import get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -56,6 +58,18 @@ CONFIGS = {
     "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=8),
     "mistral": MistralConfig(**LLAMA_LIKE, sliding_window=12),
     "gemma": GemmaConfig(**LLAMA_LIKE, head_dim=8, tie_word_embeddings=False),
+    # Every other layer slides, over fewer tokens than most texts of the tests have.
+    "gemma2": Gemma2Config(
+        **LLAMA_LIKE, head_dim=8, query_pre_attn_scalar=8, sliding_window=8, tie_word_embeddings=False,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "gemma3": Gemma3TextConfig(
+        **LLAMA_LIKE, head_dim=8, query_pre_attn_scalar=8, sliding_window=8, tie_word_embeddings=False,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "qwen2_mixed": Qwen2Config(
+        **LLAMA_LIKE, use_sliding_window=True, sliding_window=9, layer_types=["full_attention", "sliding_attention"]
+    ),
     "gpt2": GPT2Config(**SHARED, n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=512),
     "gpt_neox": GPTNeoXConfig(
         **SHARED, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -124,6 +138,14 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def prompt(length: int = 7, seed: int = 0) -> torch.Tensor:
     """(1, length) of ordinary token ids."""
     return torch.randint(4, VOCAB - 4, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def ragged(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask` of rows of these lengths, padded on the left."""
+    longest = max(lengths)
+    ids = torch.cat([prompt(longest, seed + row) for row in range(len(lengths))])
+    mask = torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]
+    return {"input_ids": torch.where(mask, ids, 0), "attention_mask": mask.long()}
 
 
 @contextmanager

@@ -130,9 +130,10 @@ def test_drafts_side_by_side_are_those_drafted_alone(architecture, changes, monk
 CHEAP = {"draft_seconds": 0.1, "verify_seconds": [1.0, 1.001]}
 TREES = [
     StoppingConfig(rule="cost-aware", settings={"costs": CHEAP}),
-    StoppingConfig(rule="cost-aware", settings={"costs": CHEAP, "uses_head": False}), StoppingConfig(rule="eagle-2", settings={"nodes": 5, "depth": 3}),
+    StoppingConfig(rule="cost-aware", settings={"costs": CHEAP, "uses_head": False}),
+    StoppingConfig(rule="eagle-2", settings={"nodes": 5, "depth": 3}),
     StoppingConfig(rule="cape", settings={"length": 3}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("config", TREES, ids=named)
