@@ -109,8 +109,9 @@ def tree_round(draft: Draft, plan: Plan, limit: int) -> Round:
     while level:
         passes += 1
         grown += level
-        wanted = plan.expand(level) if level[0].token.position < limit else ()
-        level = [child for node in wanted for child in children.get(id(node), ())]
+        wanted = plan.expand(level)  # also weighs the last level's nodes
+        room = level[0].token.position < limit
+        level = [child for node in wanted for child in children.get(id(node), ())] if room else []
     [taken] = plan.take([grown]) if plan.chooses else [grown]
     number = {id(node): i for i, node in enumerate(taken)}
     parents = [-1 if node.parent is None else number[id(node.parent)] for node in taken]
