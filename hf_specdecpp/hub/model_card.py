@@ -35,7 +35,7 @@ A PEFT adapter for {mode}, made with [hf_specdecpp]({project}):
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from .. import SpecDecPP
+from hf_specdecpp import SpecDecPP
 
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto")

@@ -29,7 +29,8 @@ def test_from_prompts_to_a_head_that_the_demo_uses(pair, tmp_path):
     assert "binary_kl_constant" in trained.output
     config = json.loads((tmp_path / "head" / "adapter_config.json").read_text())
     assert config["rule"] == "cost-aware" and 0 <= config["rule_settings"]["mean_acceptance"] <= 1
-    assert config["decoding"] == {"do_sample": True, "temperature": 1.0, "top_k": 20, "top_p": 1.0}
+    warpers = {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
+    assert config["decoding"] == {"do_sample": True, **warpers, "coupling": "seeded"}
     assert config["target_name_or_path"] == str(pair / "target") and config["target_signature"] == "llama-2x32-264"
 
     shown = run(
@@ -56,7 +57,9 @@ def test_labels_are_sampled_as_the_target_samples(pair, tmp_path):
         )  # fmt: skip
         assert done.exit_code == 0, done.output
         card = json.loads((tmp_path / name / "labels.json").read_text())
-        assert card["responses"] == card["decodings"]["sampling"] == {"do_sample": True, **expected}
+        assert card["responses"] == card["decodings"]["sampling"] == {
+            "do_sample": True, **expected, "coupling": "seeded",
+        }  # fmt: skip
         assert f"sampling: do_sample=True, {', '.join(f'{k}={v}' for k, v in expected.items())}" in done.output
 
 
@@ -75,7 +78,8 @@ def test_the_demo_compares_the_methods_and_writes_everything(pair, tmp_path):
     for method in (default, best, ours):
         assert method["equal_to_plain"] == [True, True] and method["outputs"] == plain["outputs"]
         assert method["drafted"] > 0 and len(method["seconds"]) == 4
-    assert set(ours["stop_reasons"]) <= {"threshold", "max_length", "no_room", "end_of_sequence", "max_draft_length"}
+    reasons = {"prompt", "threshold", "max_length", "no_room", "end_of_sequence", "max_draft_length"}
+    assert set(ours["stop_reasons"]) <= reasons
     assert written["prompts"] == ["Hello", "Why?"] and written["dtype"] == "float32"
     assert written["command"] and written["models"]["target"]["signature"] == "llama-2x32-264"
 
