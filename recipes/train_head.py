@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """From raw prompts to the acceptance heads of a pair, one for each way of decoding, judged and reported.
 
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from hf_specdecpp.candidate_generator import check_pair
 from transformers import PreTrainedModel
 
 from hf_specdecpp.cli import speaks_plainly
+from hf_specdecpp.drafting.pair import check_pair
 from hf_specdecpp.evidence.conditions import public
 from hf_specdecpp.evidence.files import write_atomically
 from hf_specdecpp.hub.data import fingerprint, listed, load_rows, tokenized_prompts

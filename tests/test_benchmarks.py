@@ -80,7 +80,7 @@ def test_the_authors_labels_are_unwarped_acceptances_of_the_drafts_own_tokens(ru
             p, q = (model(ids).logits[0, answer] for model in (target, draft))
         drawn = torch.tensor(row["draft"])
         assert sample or drawn.equal(q.argmax(-1))
-        expected = acceptance(p.softmax(-1), q.softmax(-1), drawn)
+        expected = acceptance(p.softmax(-1), q.softmax(-1), drawn, "rejection")
         torch.testing.assert_close(torch.tensor(row["p_acc"]), expected, rtol=1e-4, atol=1e-6)
 
 
