@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
 
+import hf_specdecpp
 from hf_specdecpp.cli import app
 
 runner = CliRunner()
@@ -29,7 +32,8 @@ def test_from_prompts_to_a_head_that_the_demo_uses(pair, tmp_path):
     assert "binary_kl_constant" in trained.output
     config = json.loads((tmp_path / "head" / "adapter_config.json").read_text())
     assert config["rule"] == "cost-aware" and 0 <= config["rule_settings"]["mean_acceptance"] <= 1
-    assert config["decoding"] == {"do_sample": True, "temperature": 1.0, "top_k": 20, "top_p": 1.0}
+    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 20, "top_p": 1.0}
+    assert config["decoding"] == {**sampling, "coupling": "seeded"}
     assert config["target_name_or_path"] == str(pair / "target") and config["target_signature"] == "llama-2x32-264"
 
     shown = run(
@@ -56,7 +60,8 @@ def test_labels_are_sampled_as_the_target_samples(pair, tmp_path):
         )  # fmt: skip
         assert done.exit_code == 0, done.output
         card = json.loads((tmp_path / name / "labels.json").read_text())
-        assert card["responses"] == card["decodings"]["sampling"] == {"do_sample": True, **expected}
+        mode = {"do_sample": True, **expected, "coupling": "seeded"}
+        assert card["responses"] == card["decodings"]["sampling"] == mode
         assert f"sampling: do_sample=True, {', '.join(f'{k}={v}' for k, v in expected.items())}" in done.output
 
 
@@ -75,7 +80,8 @@ def test_the_demo_compares_the_methods_and_writes_everything(pair, tmp_path):
     for method in (default, best, ours):
         assert method["equal_to_plain"] == [True, True] and method["outputs"] == plain["outputs"]
         assert method["drafted"] > 0 and len(method["seconds"]) == 4
-    assert set(ours["stop_reasons"]) <= {"threshold", "max_length", "no_room", "end_of_sequence", "max_draft_length"}
+    reasons = {"prompt", "threshold", "max_length", "no_room", "end_of_sequence", "max_draft_length"}
+    assert set(ours["stop_reasons"]) <= reasons
     assert written["prompts"] == ["Hello", "Why?"] and written["dtype"] == "float32"
     assert written["command"] and written["models"]["target"]["signature"] == "llama-2x32-264"
 
@@ -146,10 +152,39 @@ def test_traces_are_recorded_and_a_killed_run_goes_on(pair, tmp_path):
     assert len(traces.read_text().splitlines()) == 4
 
 
+def test_traces_of_trees_are_recorded(pair, tmp_path):
+    command = (
+        "trace", "--target", pair / "target", "--draft", pair / "draft", "--prompts", pair / "prompts.jsonl",
+        "--output", tmp_path / "trees.jsonl", "--limit", 1, "--max-new-tokens", 4, "--max-draft-length", 2, "--dtype",
+        "float32",
+    )  # fmt: skip
+    done = run(*command, "--branches", 2)
+    assert done.exit_code == 0, done.output
+    first, *_ = json.loads((tmp_path / "trees.jsonl").read_text())["drafts"]
+    assert first["parents"][:2] == [-1, -1] and len(first["tokens"]) == 6
+    assert "another branches" in run(*command).output
+    refused = run(*command, "--branches", 2, "--head", pair / "head", "--states")
+    assert refused.exit_code == 1 and "trees are recorded without hidden states" in refused.output
+
+
 def other_prompts(pair, folder):
     lines = (pair / "prompts.jsonl").read_text().splitlines(keepends=True)
     (folder / "other.jsonl").write_text("".join(lines[::-1]))
     return folder / "other.jsonl"
+
+
+def test_the_commands_themselves_import_nothing_heavy():
+    """What `--help` waits for is the package alone."""
+    code = """
+import sys, types
+package = types.ModuleType("hf_specdecpp")
+package.__path__ = sys.argv[1:]
+sys.modules["hf_specdecpp"] = package
+import hf_specdecpp.cli
+print(sorted({"torch", "transformers", "peft", "datasets", "evaluate", "matplotlib"} & set(sys.modules)))
+"""
+    shown = subprocess.run([sys.executable, "-c", code, *hf_specdecpp.__path__], capture_output=True, text=True)
+    assert shown.stdout == "[]\n", shown.stderr
 
 
 def test_the_version_is_told():
