@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -26,11 +27,12 @@ from transformers import (
     logging,
 )
 
-from hf_specdecpp import AcceptanceHeadConfig
+from hf_specdecpp import AcceptanceHeadConfig, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.costs import store as calibration
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.hub.data import fingerprint, tokenized_prompts
+from hf_specdecpp.stopping import Round
 from hf_specdecpp.training.label_folder import LabelsCard
 from hf_specdecpp.training.labels import Rows
 
@@ -122,6 +124,15 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def prompt(length: int = 7, seed: int = 0) -> torch.Tensor:
     """(1, length) of ordinary token ids."""
     return torch.randint(4, VOCAB - 4, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def heard():
+    """The rounds of the generations inside the block."""
+    with collect_stats() as stats:
+        rounds: list[Round] = []
+        stats.hear = rounds.append
+        yield rounds
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,10 @@ class Row:
     def to_json(self) -> str:
         """One line, without what is not known."""
         known = {name: value for name, value in vars(self).items() if value is not None}
-        return json.dumps(known | ({"statistics": vars(self.statistics)} if self.statistics else {}))
+        if self.statistics:
+            counts = self.statistics
+            known["statistics"] = {field.name: getattr(counts, field.name) for field in fields(counts)}
+        return json.dumps(known)
 
     @classmethod
     def from_json(cls, line: str) -> Row:

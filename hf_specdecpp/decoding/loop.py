@@ -42,7 +42,7 @@ class Speculation:
     listeners: list[Callable[[Round], None]]
     running: RunningCosts | None = None
     scope: Scope = ONE_TEXT
-    reads_prompt: bool = True  # so will the draft, in its first pass
+    draft_is_new: bool = True  # it reads the prompt in its first pass
 
     @torch.no_grad()
     def run(self, prompt: Tensor) -> None:
@@ -150,6 +150,7 @@ class Speculation:
         self, draft: Draft, paths: list[list[int]], counts: list[int], draft_seconds: float, target_seconds: float
     ) -> None:
         """Gives the record of the round to the rule and to whoever listens; the first row's holds the time of all."""
+        is_first = draft.passes > 0 and self.draft_is_new
         for number, row in enumerate(self.sequences.going):
             reason, first = draft.stop_reasons[number], number == 0
             round = Round(
@@ -158,7 +159,7 @@ class Speculation:
                 draft_seconds=draft_seconds if first else None, target_seconds=target_seconds if first else None,
                 parents=None if draft.is_chain else draft.parents[number], path=paths[number],
                 new_tokens=counts[number], rows=len(counts), passes=draft.passes, width=1 + draft.most,
-                reads_prompt=self.reads_prompt, stop_reason=reason,
+                reads_prompt=is_first or reason == "prompt", stop_reason=reason,
             )  # fmt: skip
             if self.running is not None:
                 self.running.hear(round)
@@ -166,4 +167,4 @@ class Speculation:
                 self.rules[row].end(round)
             for listener in self.listeners:
                 listener(round)
-        self.reads_prompt = draft.passes == 0 and self.reads_prompt
+        self.draft_is_new = self.draft_is_new and not draft.passes

@@ -25,6 +25,11 @@ class Replay:
     plain_seconds: float = 0.0
     lengths: list[int] = field(default_factory=list)
 
+    def begin(self) -> None:
+        """Counts the pass over a prompt, from which the first token comes."""
+        self.rounds += 1
+        self.tokens += 1
+
     @property
     def verification_rate(self) -> float:
         """Target passes per generated token."""
@@ -37,8 +42,8 @@ class Replay:
 
     @property
     def speedup(self) -> float:
-        """Tokens a second relative to plain decoding."""
-        return self.plain_seconds / self.seconds
+        """Tokens a second relative to plain decoding; 1 where all came of the prompt's pass."""
+        return self.plain_seconds / self.seconds if self.seconds else 1.0
 
 
 def replay(
@@ -52,7 +57,8 @@ def replay(
     """
     total = Replay()
     for trace in traces:
-        rule, begin = new_rule(), 0
+        rule, begin = new_rule(), 1
+        total.begin()
         while begin < len(trace.target_ids):
             room = trace.max_new_tokens - begin - 1
             round = drafted_round(trace, trace.drafts[begin], rule.plan(scope), room)
@@ -109,7 +115,9 @@ def tree_round(draft: Draft, plan: Plan, limit: int) -> Round:
     while level:
         passes += 1
         grown += level
-        wanted = plan.expand(level) if level[0].token.position < limit else ()
+        wanted = plan.expand(level)  # at the limit too: it gives nodes their survival
+        if level[0].token.position >= limit:
+            break
         level = [child for node in wanted for child in children.get(id(node), ())]
     [taken] = plan.take([grown]) if plan.chooses else [grown]
     number = {id(node): i for i, node in enumerate(taken)}
@@ -124,7 +132,8 @@ def oracle(traces: Iterable[Trace], costs: CostProfile) -> Replay:
     """Hindsight: drafts exactly the tokens that will be accepted (Lemma 2.1 of arXiv 2405.19715), where that pays."""
     total = Replay()
     for trace in traces:
-        begin = 0
+        begin = 1
+        total.begin()
         while begin < len(trace.target_ids):
             left = len(trace.target_ids) - begin
             most = min(trace.drafts[begin].accepted, left - 1)

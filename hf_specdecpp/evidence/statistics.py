@@ -40,7 +40,7 @@ class GenerationStatistics:
     stop_reasons: Counter = field(default_factory=Counter)
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
-    _newest = 0, 0  # tokens of the newest round, and how many of them were drafted; not annotated, so no field
+    _newest = 0, 0  # tokens of the newest round and how many were drafted; not annotated, so no field
 
     @property
     def discarded(self) -> int:
@@ -84,6 +84,15 @@ class GenerationStatistics:
         self.stop_reasons[round.stop_reason or "not said"] += 1
         self.draft_seconds += round.draft_seconds or 0.0
         self.target_seconds += round.target_seconds or 0.0
+
+    def trim(self, count: int) -> None:
+        """Takes the last `count` tokens of the newest round out again: a stop string ended the output before them."""
+        tokens, accepted = self._newest
+        kept = min(accepted, tokens - count)
+        self._newest = tokens - count, kept
+        self.tokens -= count
+        self.accepted -= accepted - kept
+        self.accepted_at -= Counter(range(kept + 1, accepted + 1))
 
     def __str__(self) -> str:
         if not self.rounds:

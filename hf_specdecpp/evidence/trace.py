@@ -285,8 +285,7 @@ def record_trees(
         parents = [-1 if node.parent is None else number[id(node.parent)] for node in nodes]
         path = walk(nodes, parents, response[position:])
         drafts.append(Draft([node.token for node in nodes], len(path), False, parents, path))
-        kept = [nodes[path[0]]] if path else []
-        drafter.commit([kept], ids, ids)
+        drafter.commit([[]], ids, ids)  # the draft reads the target's next token itself
         sequences.append(0, [token])
         law.passed()
     late = head is not None and head[1].reads == "after"

@@ -26,7 +26,7 @@ CUSTOM_GENERATE = {
     "custom_generate/generate.py": f"""\
 # model.generate(..., assistant_model=draft, custom_generate="this/repository", trust_remote_code=True)
 try:
-    from .. import SpecDecPP
+    from hf_specdecpp import SpecDecPP
 except ImportError as error:
     raise ImportError("this repository generates with hf_specdecpp: pip install {INSTALLED_FROM}") from error
 

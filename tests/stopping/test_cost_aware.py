@@ -75,11 +75,11 @@ def simulate(rule, costs: CostProfile, shape: tuple[float, float], tokens: int =
     coins = [r.random() < p for p in acceptances]
     begin, seconds = 0, 0.0
     while begin < tokens:
-        cap, drafted = rule.begin(), []
-        while len(drafted) < (20 if cap is None else min(cap, 20)):
+        plan, drafted = rule.plan(), []
+        while len(drafted) < (20 if plan.cap is None else min(plan.cap, 20)):
             k = begin + len(drafted)
             drafted.append(DraftedToken(len(drafted) + 1, 0.1 + 0.8 * acceptances[k], 1.0, acceptances[k]))
-            if not rule.goes_on(drafted):
+            if not plan.goes_on(drafted):
                 break
         good = coins[begin : begin + len(drafted)]
         accepted = good.index(False) if False in good else len(good)

@@ -43,11 +43,10 @@ def lengths(rule, rounds) -> list[int]:
     """What `rule` drafts in each round, learning from one to the next."""
     result = []
     for tokens, acceptable in rounds:
-        cap = rule.begin()
-        cap, drafted = MOST if cap is None else min(cap, MOST), []
-        for token in tokens[:cap]:
+        plan, drafted = rule.plan(), []
+        for token in tokens[: MOST if plan.cap is None else min(plan.cap, MOST)]:
             drafted.append(token)
-            if not rule.goes_on(drafted):
+            if not plan.goes_on(drafted):
                 break
         result.append(len(drafted))
         rule.end(Round(drafted, min(acceptable, len(drafted)), False, 0.1 * len(drafted), 1.0))
@@ -68,8 +67,8 @@ def test_specdecpp_stops_when_one_rejection_is_likelier_than_the_threshold(h):
 
 
 def test_a_token_that_is_not_judged_yet_counts_as_accepted():
-    rule, judged = AcceptanceThreshold(0.5), DraftedToken(1, acceptance=0.6)
-    assert rule.goes_on([judged, DraftedToken(2)]) and not rule.goes_on([judged, DraftedToken(2, acceptance=0.8)])
+    plan, judged = AcceptanceThreshold(0.5).plan(), DraftedToken(1, acceptance=0.6)
+    assert plan.goes_on([judged, DraftedToken(2)]) and not plan.goes_on([judged, DraftedToken(2, acceptance=0.8)])
 
 
 @pytest.mark.parametrize("h", (0.0, 0.3, 0.7, 1.0))
@@ -105,13 +104,13 @@ def test_the_heuristic_is_that_of_transformers():
     rule = Heuristic(5)
     seen = []
     for accepted_all in (True, False, False, True):
-        length = rule.begin()
+        length = rule.plan().cap
         seen.append(length)
         rule.end(Round([DraftedToken(i + 1) for i in range(length)], length if accepted_all else 0))
-    assert seen == [5, 7, 6, 5] and rule.begin() == 7
+    assert seen == [5, 7, 6, 5] and rule.plan().cap == 7
     for _ in range(20):
         rule.end(Round([DraftedToken(1)], 0))
-    assert rule.begin() == 1
+    assert rule.plan().cap == 1
 
 
 def test_the_adapted_confidence_threshold_has_the_least_cost_over_what_was_seen():
@@ -147,8 +146,8 @@ def test_the_adapted_confidence_threshold_forgets_what_is_long_ago():
 
 
 def test_confidence_takes_values_that_differ_in_last_bits_for_equal():
-    rule = Confidence(0.7)
-    assert rule.goes_on([DraftedToken(1, 0.699999)]) and not rule.goes_on([DraftedToken(1, 0.69999)])
+    plan = Confidence(0.7).plan()
+    assert plan.goes_on([DraftedToken(1, 0.699999)]) and not plan.goes_on([DraftedToken(1, 0.69999)])
 
 
 def test_goodput_has_the_most_expected_tokens_a_second():
@@ -160,7 +159,7 @@ def test_goodput_has_the_most_expected_tokens_a_second():
         def goodput(k, a=acceptance):
             return sum(a**j for j in range(k + 1)) / (0.1 * k + costs.verification(k + 1))
 
-        assert rule.begin() == max(range(MOST + 1), key=goodput)
+        assert rule.plan().cap == max(range(MOST + 1), key=goodput)
 
 
 def test_goodput_learns_costs_and_acceptance_from_its_rounds():
@@ -169,9 +168,9 @@ def test_goodput_learns_costs_and_acceptance_from_its_rounds():
     assert found[:2] == [4, 0] and rule.acceptance != 0.7 and max(found[3:]) > 0
     expensive = Goodput(max_length=MOST)
     for _ in range(30):
-        drafted = [DraftedToken(i + 1) for i in range(expensive.begin())]
+        drafted = [DraftedToken(i + 1) for i in range(expensive.plan().cap)]
         expensive.end(Round(drafted, 0, False, 0.9 * len(drafted), 1.0))
-    assert expensive.begin() == 0  # nothing is accepted, so plain decoding is best
+    assert expensive.plan().cap == 0  # nothing is accepted, so plain decoding is best
 
 
 def test_drop_in_has_the_highest_speed_at_the_recent_accuracy():
@@ -203,8 +202,8 @@ def test_combinations_stop_at_the_first_and_at_the_last():
     pairs = list(zip(*parts, strict=True))
     assert lengths(AnyOf(EntropyBound(), CumulativeConfidence(0.5)), rounds) == [min(p) for p in pairs]
     assert lengths(AllOf(EntropyBound(), CumulativeConfidence(0.5)), rounds) == [max(p) for p in pairs]
-    assert AnyOf(FixedLength(3), EntropyBound()).begin() == 3
-    assert AllOf(FixedLength(3), FixedLength(5)).begin() == 5
+    assert AnyOf(FixedLength(3), EntropyBound()).plan().cap == 3
+    assert AllOf(FixedLength(3), FixedLength(5)).plan().cap == 5
 
 
 def test_all_of_counts_a_rule_that_caps_as_stopped_at_its_cap():
@@ -222,7 +221,7 @@ def test_rules_that_share_their_costs_learn_them():
     rule = AnyOf(Goodput(running=running), DropIn(running=running))
     caps = []
     for _ in range(3):
-        caps.append(rule.begin())
+        caps.append(rule.plan().cap)
         running.add(caps[-1], 0.1 * caps[-1], 1.0)
         rule.end(Round([DraftedToken(i + 1) for i in range(caps[-1])], 0, False, 0.1 * caps[-1], 1.0))
-    assert caps[:2] == [4, 0] and running.rounds == 3 and running.profile() is not None
+    assert caps[:2] == [4, 0] and running.rounds() == 3 and running.profile() is not None

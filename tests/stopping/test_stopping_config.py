@@ -106,7 +106,7 @@ def test_rules_and_settings_that_do_not_exist_are_refused(arguments, message):
 
 
 def test_a_setting_of_a_rule_among_the_arguments_is_told_where_it_goes():
-    meant = r"of the rules fixed, heuristic: write StoppingConfig\(rule='fixed', settings=\{'length': 3\}\)"
+    meant = r"of the rules cape, fixed, heuristic: write StoppingConfig\(rule='cape', settings=\{'length': 3\}\)"
     with pytest.raises(TypeError, match="StoppingConfig has no length, a setting " + meant):
         StoppingConfig(length=3)
     with pytest.raises(TypeError, match="has no treshold: it takes threshold, min_draft_length"):

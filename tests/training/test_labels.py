@@ -31,7 +31,7 @@ def test_acceptance_is_min_1_p_over_q_of_the_warped_distributions():
     mode = Decoding(True, top_k=4)
     drawn = mode.draw(q, generator)
     warped_p, warped_q = mode.probabilities(p), mode.probabilities(q)
-    found, expected = acceptance(warped_p, warped_q, drawn), overlap(warped_p, warped_q)
+    found, expected = acceptance(warped_p, warped_q, drawn, "rejection"), overlap(warped_p, warped_q)
     for i, y in enumerate(drawn.tolist()):
         kept_p, kept_q = warped(p[i], 4), warped(q[i], 4)
         assert found[i].item() == pytest.approx(min(1, kept_p.get(y, 0.0) / kept_q[y]), abs=1e-5)
@@ -39,7 +39,8 @@ def test_acceptance_is_min_1_p_over_q_of_the_warped_distributions():
         assert expected[i].item() == pytest.approx(by_hand, abs=1e-5)
         assert by_hand == pytest.approx(sum(kept_q[v] * min(1, kept_p.get(v, 0.0) / kept_q[v]) for v in kept_q))
     certain = [Decoding().probabilities(logits) for logits in (p, q)]
-    greedy = acceptance(*certain, q.argmax(-1))
+    greedy = acceptance(*certain, q.argmax(-1), "rejection")
+    assert greedy.equal(acceptance(*certain, q.argmax(-1), "seeded"))
     assert greedy.tolist() == (p.argmax(-1) == q.argmax(-1)).float().tolist() and 0 < greedy.mean() < 1
     assert greedy.tolist() == overlap(*certain).tolist()
 
@@ -57,7 +58,7 @@ def test_labels_of_every_mode_are_those_of_one_sequence_at_a_time(pair, procedur
             drawn = torch.tensor(row[f"{name}_drawn"])
             both = [mode.probabilities(logits) for logits in (target_logits, draft_logits)]
             expected = {
-                "acceptance": acceptance(*both, drawn),
+                "acceptance": acceptance(*both, drawn, mode.coupling),
                 "overlap": overlap(*both),
                 "probability": mode.processed(draft_logits).softmax(-1).gather(-1, drawn[:, None])[:, 0],
             }

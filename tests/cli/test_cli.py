@@ -32,8 +32,8 @@ def test_from_prompts_to_a_head_that_the_demo_uses(pair, tmp_path):
     assert "binary_kl_constant" in trained.output
     config = json.loads((tmp_path / "head" / "adapter_config.json").read_text())
     assert config["rule"] == "cost-aware" and 0 <= config["rule_settings"]["mean_acceptance"] <= 1
-    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 20, "top_p": 1.0}
-    assert config["decoding"] == {**sampling, "coupling": "seeded"}
+    warpers = {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
+    assert config["decoding"] == {"do_sample": True, **warpers, "coupling": "seeded"}
     assert config["target_name_or_path"] == str(pair / "target") and config["target_signature"] == "llama-2x32-264"
 
     shown = run(
@@ -60,8 +60,9 @@ def test_labels_are_sampled_as_the_target_samples(pair, tmp_path):
         )  # fmt: skip
         assert done.exit_code == 0, done.output
         card = json.loads((tmp_path / name / "labels.json").read_text())
-        mode = {"do_sample": True, **expected, "coupling": "seeded"}
-        assert card["responses"] == card["decodings"]["sampling"] == mode
+        assert card["responses"] == card["decodings"]["sampling"] == {
+            "do_sample": True, **expected, "coupling": "seeded",
+        }  # fmt: skip
         assert f"sampling: do_sample=True, {', '.join(f'{k}={v}' for k, v in expected.items())}" in done.output
 
 

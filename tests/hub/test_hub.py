@@ -24,7 +24,7 @@ from hf_specdecpp.cli import app
 from hf_specdecpp.hub.model_card import INSTALLED_FROM
 from hf_specdecpp.hub.push import write_custom_generate
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = {"draft": "user/draft", "target": "user/target"}
 WHOLE = {
     "README.md", "adapter_config.json", "adapter_model.safetensors", "metrics.json", "reliability.png",
@@ -262,7 +262,7 @@ def make_read_only(hub):
     ],
 )
 def test_refusals_are_one_sentence(hub, head, monkeypatch, change, repo_id, options, message):
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[2])
     if change:
         change(hub)
     with pytest.raises(ValueError, match=message) as caught:

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from conftest import HIDDEN, VOCAB, prompt, similar_draft, tiny_model, with_head
+from conftest import HIDDEN, VOCAB, heard, prompt, similar_draft, tiny_model, with_head
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     DynamicCache,
@@ -17,17 +17,20 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.drafting import pair as pairs
+from hf_specdecpp.drafting.judge import Judge
 from hf_specdecpp.drafting.pair import check_pair
 
 
 def generate(target, draft, ids=None, **kwargs):
     settings = {"max_new_tokens": 24, "do_sample": False} | kwargs
-    return target.generate(
-        prompt() if ids is None else ids, assistant_model=draft, candidate_generator=SpecDecPP, **settings
-    )
+    settings = {"candidate_generator": SpecDecPP} | settings
+    return target.generate(prompt() if ids is None else ids, assistant_model=draft, **settings)
+
+
+REJECTION = DraftingConfig(coupling="rejection")
 
 
 class GrammarProcessor(LogitsProcessor):
@@ -99,21 +102,22 @@ def test_every_drafted_token_costs_one_forward_pass_of_the_draft(target, draft):
 
 
 def test_the_draft_reads_each_token_once(target, draft):
-    """Nothing is read twice: after the prompt a round reads one or two tokens, then one a token."""
+    """Nothing is read twice: behind the prompt a round reads one or two tokens, then one a token."""
     read = []
     hook = draft.get_base_model().register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     generate(target, draft, stopping_config=StoppingConfig(0.5))
     hook.remove()
-    assert read[0] == 7 and set(read[1:]) <= {1, 2}
+    assert read[0] == 8 and set(read[1:]) <= {1, 2}
 
 
 def test_the_heads_recommendation_serves_when_no_settings_are_given(target):
     draft = with_head(similar_draft(target), threshold=1.0, min_draft_length=1, max_draft_length=3)
     with collect_stats() as stats:
         generate(target, draft)
-    assert max(stats.drafted_at) == 3 and set(stats.stop_reasons) <= {"max_draft_length", "max_length", "no_room"}
+    assert max(stats.drafted_at) == 3
+    assert set(stats.stop_reasons) <= {"prompt", "max_draft_length", "max_length", "no_room"}
 
 
 def test_num_assistant_tokens_is_honoured(target, draft):
@@ -143,27 +147,45 @@ def test_a_draft_with_a_shorter_context_drafts_as_far_as_it_can_read(length, rea
     with collect_stats() as stats:
         ours = generate(target, draft, prompt(length), stopping_config=StoppingConfig(1.0))
     assert ours.tolist() == plain.tolist()
-    assert (stats.drafted > 0) == (length <= 22) and stats.stop_reasons["no_room"] > 0
+    # The first token comes of the pass that reads the prompt; the draft begins behind it.
+    assert (stats.drafted > 0) == (length < 22) and stats.stop_reasons["no_room"] > 0
 
 
 @pytest.mark.parametrize(
     "settings, served",
     [
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, None),
-        ({"do_sample": True, "top_p": 0.9}, "temperature=1.0, top_k=50, top_p=0.9"),
+        ({"do_sample": True, "top_p": 0.9}, "temperature=1.0, top_k=50, top_p=0.9, coupling=seeded"),
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0}, "temperature=0.6, top_k=0, top_p=0.9"),
         ({"do_sample": True, "temperature": 0.6}, "temperature=0.6, top_k=50, top_p=1.0"),
         ({"do_sample": False}, "do_sample=False"),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "drafting_config": REJECTION},
+            "temperature=0.6, top_k=50, top_p=0.9, coupling=rejection",
+        ),
     ],
 )
 def test_a_head_that_serves_another_decoding_is_warned_of(target, monkeypatch, settings, served):
-    draft = with_head(similar_draft(target), decoding={"do_sample": True, "temperature": 0.6, "top_p": 0.9})
+    trained = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "coupling": "seeded"}
+    draft = with_head(similar_draft(target), decoding=trained)
     said = []
     monkeypatch.setattr(pairs.logger, "warning_once", said.append)
     generate(target, draft, **settings, stopping_config=StoppingConfig(0.5))
     assert len(said) == (served is not None)
     for message in said:
-        assert "trained for do_sample=True, temperature=0.6, top_k=50, top_p=0.9 and" in message and served in message
+        assert "for do_sample=True, temperature=0.6, top_k=50, top_p=0.9, coupling=seeded and" in message
+        assert served in message
+
+
+def test_a_head_that_names_no_coupling_was_trained_for_rejection(target, monkeypatch):
+    """There was no other before 0.2."""
+    draft = with_head(similar_draft(target), decoding={"do_sample": True})
+    said = []
+    monkeypatch.setattr(pairs.logger, "warning_once", said.append)
+    generate(target, draft, do_sample=True, drafting_config=REJECTION)
+    assert not said
+    generate(target, draft, do_sample=True)
+    assert len(said) == 1 and "coupling=rejection and now serves" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -194,13 +216,31 @@ def test_a_static_cache_object_is_refused(target, draft):
         generate(target, draft, past_key_values=cache)
 
 
-def test_a_cache_that_holds_a_prefix_is_refused_and_an_empty_one_serves(target, draft):
-    """The loop would read the prefix a second time, after itself."""
+class InTransformersLoop(SpecDecPP):
+    """A subclass runs transformers' own loop."""
+
+
+def test_a_cache_that_holds_a_prefix_is_refused_by_transformers_loop_and_an_empty_one_serves(target, draft):
+    """That loop would read the prefix a second time, after itself."""
     prefix = target(prompt()[:, :5], use_cache=True).past_key_values
     with pytest.raises(ValueError, match="past_key_values holds 5 tokens already"):
-        generate(target, draft, past_key_values=prefix)
+        generate(target, draft, past_key_values=prefix, candidate_generator=InTransformersLoop)
     plain = target.generate(prompt(), max_new_tokens=24, do_sample=False)
-    assert generate(target, draft, past_key_values=DynamicCache()).tolist() == plain.tolist()
+    for generator in (SpecDecPP, InTransformersLoop):
+        ours = generate(target, draft, past_key_values=DynamicCache(), candidate_generator=generator)
+        assert ours.tolist() == plain.tolist()
+
+
+def test_a_cache_that_cannot_be_gone_on_from_is_refused(target, draft):
+    held = target(prompt(9), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="holds 9 tokens and input_ids have 7: give the whole text as input_ids"):
+        generate(target, draft, past_key_values=held)
+
+    class Compressed(DynamicCache):
+        pass
+
+    with pytest.raises(ValueError, match="past_key_values is a Compressed, which cannot be rolled back"):
+        generate(target, draft, past_key_values=Compressed())
 
 
 def test_embeddings_alone_are_refused(target, draft):
@@ -227,20 +267,36 @@ def test_prompt_tuned_models_are_refused(target, draft, tuning):
         generate(target, tuned, stopping_config=StoppingConfig(rule="svip"))
 
 
-def test_a_batch_is_refused(target, draft):
-    with pytest.raises(ValueError, match="one sequence at a time, got 2"):
-        generate(target, draft, ids=torch.cat([prompt(), prompt()]))
-    with pytest.raises(ValueError, match="one sequence at a time, got 3"):
-        generate(target, draft, do_sample=True, num_return_sequences=3)
+def test_a_batch_is_refused_by_transformers_loop(target, draft):
+    for settings, count in (({"ids": torch.cat([prompt(), prompt()])}, 2), ({"num_return_sequences": 3}, 3)):
+        with pytest.raises(ValueError, match=f"one sequence at a time, got {count}"):
+            generate(target, draft, do_sample=True, candidate_generator=InTransformersLoop, **settings)
+        with pytest.raises(ValueError, match=f"one sequence at a time, got {count}"):
+            hidden = {"output_hidden_states": True, "return_dict_in_generate": True}
+            generate(target, draft, do_sample=True, **hidden, **settings)
+
+
+def test_a_prompt_that_is_padded_on_the_right_is_refused(target, draft):
+    with pytest.raises(ValueError, match="pad prompts on the left"):
+        generate(target, draft, attention_mask=torch.tensor([[1, 1, 1, 1, 1, 0, 0]]))
+
+
+def test_a_drafting_config_is_for_our_own_loop(target, draft):
+    with pytest.raises(ValueError, match="this call needs transformers'"):
+        generate(target, draft, candidate_generator=InTransformersLoop, drafting_config=DraftingConfig())
+    with pytest.raises(ValueError, match="this call needs transformers'"):
+        generate(target, draft, output_attentions=True, return_dict_in_generate=True, drafting_config=DraftingConfig())
+    with pytest.raises(TypeError, match="drafting_config must be a DraftingConfig, got dict"):
+        generate(target, draft, drafting_config={"branches": 2})
 
 
 def test_a_draft_without_a_head_is_refused(target):
     with pytest.raises(ValueError, match="has no acceptance head: load one"):
         generate(target, similar_draft(target))
-    with pytest.raises(TypeError, match="got NoneType: pass the draft as assistant_model=draft"):
-        generate(target, None)
-    with pytest.raises(TypeError, match="got LlamaForCausalLM: pass the draft as assistant_model=draft"):
+    with pytest.raises(ValueError, match="has no acceptance head: load one"):
         SpecDecPP(similar_draft(target))
+    with pytest.raises(TypeError, match="got Linear: pass the draft as assistant_model=draft"):
+        generate(target, torch.nn.Linear(1, 1))
 
 
 def test_a_head_of_another_pair_is_refused_and_a_swapped_pair_is_told(target, draft):
@@ -267,8 +323,8 @@ def test_rules_that_ask_no_head_serve_any_draft(target, rule):
 def test_what_a_rule_does_not_need_is_not_computed(target, draft, monkeypatch):
     """Entropy and the head cost time: only rules that name them pay."""
     calls = []
-    layer = acceptance_layer(draft)
-    layer.acceptance_head["default"].register_forward_hook(lambda *args: calls.append("head"))
+    called = Judge.__call__
+    monkeypatch.setattr(Judge, "__call__", lambda self, *args: calls.append("head") or called(self, *args))
     monkeypatch.setattr(torch.special, "entr", lambda q: calls.append("entropy") or -q * q.log())
     expected = {"fixed": set(), "confidence": set(), "svip": {"entropy"}, "specdec++": {"head"}}
     for rule, found in expected.items():
@@ -284,11 +340,12 @@ def test_rounds_without_a_draft_are_plain_decoding(target, draft):
     with collect_stats() as stats:
         ours = generate(target, draft, stopping_config=StoppingConfig(rule="fixed", settings={"length": 0}))
     assert ours.tolist() == plain.tolist()
-    assert stats.drafted == 0 and stats.rounds == stats.tokens and set(stats.stop_reasons) <= {"no_draft", "no_room"}
+    assert stats.drafted == 0 and stats.rounds == stats.tokens
+    assert set(stats.stop_reasons) <= {"prompt", "no_draft", "no_room"}
     costs = {"draft_seconds": 3.0, "verify_seconds": [1.0]}
-    with collect_stats() as stats:
+    with heard() as rounds:
         generate(target, draft, stopping_config=StoppingConfig(rule="cost-aware", settings={"costs": costs}))
-    assert stats.drafted < stats.rounds / 2
+    assert sum(each.passes > 0 for each in rounds) < len(rounds) / 2
 
 
 def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
@@ -300,7 +357,16 @@ def test_costs_are_remembered_between_generations_of_a_pair(target, draft):
         measured.append(stats.rounds)
     costs = pairs._running_costs[draft.get_base_model()]
     (running,) = costs.values()
-    assert running.rounds > measured[1] and running.profile() is not None
+    assert running.rounds() > measured[1] and running.profile() is not None
+
+
+def test_costs_are_learned_where_no_draft_reads_the_prompt(target):
+    """All rounds before the draft's first pass used to count as reading the prompt: without a draft, all rounds."""
+    with heard() as rounds:
+        target.generate(prompt(), max_new_tokens=40, do_sample=False, candidate_generator=SpecDecPP)
+    assert [each.reads_prompt for each in rounds] == [True] + [False] * (len(rounds) - 1)
+    (running,) = pairs._running_costs[target].values()
+    assert running.profile(drafts=False) is not None
 
 
 def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
@@ -338,7 +404,8 @@ def test_rules_of_one_generation_learn_its_costs_once(target, draft):
         generate(target, draft, stopping_config=StoppingConfig(rule="any", settings={"rules": rules}))
     (running,) = pairs._running_costs[draft.get_base_model()].values()
     assert running.profile() is not None
-    assert running.rounds == stats.rounds - 1 - stats.stop_reasons["no_room"]  # the first reads the prompt
+    # The target's pass over the prompt and the round in which the draft reads it are no steps of decoding.
+    assert running.rounds() == stats.rounds - 2
 
 
 def test_all_stops_for_a_rule_that_caps(target, draft):
@@ -350,12 +417,14 @@ def test_all_stops_for_a_rule_that_caps(target, draft):
 
 def test_rules_see_that_a_draft_is_not_certain(target, draft):
     """Rounding to 5 digits used to make a probability above 0.999995 one."""
-    generator, _ = candidates(draft, prompt(), StoppingConfig(rule="cumulative-confidence", threshold=1.0))
-    logits = torch.zeros(1, VOCAB)
-    logits[0, 7] = 19.0
-    generator.drafted = []
-    generator._see(torch.tensor([[7]]), logits, logits, None)
-    assert 0.999995 < generator.drafted[0].probability < 1
+    sure = torch.zeros(VOCAB)
+    sure[7] = 19.0
+    base = draft.get_base_model()
+    base.get_output_embeddings().register_forward_hook(lambda module, args, output: sure.expand_as(output))
+    with heard() as rounds:
+        generate(target, draft, stopping_config=StoppingConfig(rule="cumulative-confidence", threshold=1.0))
+    found = {token.probability for each in rounds for token in each.drafted}
+    assert found and all(0.999995 < probability < 1 for probability in found)
 
 
 def test_a_draft_whose_head_is_switched_off_is_refused(target, draft):

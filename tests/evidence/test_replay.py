@@ -1,20 +1,23 @@
 """Replay agrees with real runs round by round."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from conftest import CONFIGS, prompt, similar_draft, tiny_model, with_head
+from conftest import CONFIGS, heard, prompt, similar_draft, tiny_model, with_head
 
-from hf_specdecpp import AcceptanceHeadConfig, SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.evidence.replay import oracle, replay
-from hf_specdecpp.evidence.trace import Trace, judged, read_traces, record_trace
-from hf_specdecpp.stopping import CostProfile
+from hf_specdecpp.evidence.trace import Trace, judged, read_traces, record_trace, record_trees
+from hf_specdecpp.stopping import CostProfile, Scope
 from hf_specdecpp.training.responses import end_of_sequence, generate_responses
 
 GREEDY = Decoding()
 COSTS = CostProfile(0.1, (1.0, 1.05, 1.1, 1.3))
 PROFILE = {"draft_seconds": 0.1, "verify_seconds": [1.0, 1.05, 1.1, 1.3]}
+CHAINS = DraftingConfig(("model",), branches=1)
 RECOMMENDED = AcceptanceHeadConfig()  # that of the random head
 RULES = [
     StoppingConfig(rule="fixed", settings={"length": 3}),
@@ -88,7 +91,7 @@ def test_replay_and_generate_count_the_same(target, greedy, config):
         with collect_stats() as stats:
             output = target.generate(
                 ids, assistant_model=draft, candidate_generator=SpecDecPP, stopping_config=config, max_new_tokens=40,
-                do_sample=False,
+                do_sample=False, drafting_config=CHAINS,
             )  # fmt: skip
         assert output[0, ids.shape[1] :].tolist() == trace.target_ids
         found = replay([trace], config.filled_from(RECOMMENDED).new_rule, COSTS)
@@ -122,6 +125,39 @@ def test_drafts_side_by_side_are_those_drafted_alone(architecture, changes, monk
         agree = prefix[0, -len(drafts.tokens) :][: len(left)] == left
         assert drafts.accepted == agree.int().cumprod(0).sum()
     assert 0 < sum(d.accepted for d in trace.drafts) < sum(len(d.tokens) for d in trace.drafts)
+
+
+CHEAP = {"draft_seconds": 0.1, "verify_seconds": [1.0, 1.001]}
+TREES = [
+    StoppingConfig(rule="cost-aware", settings={"costs": CHEAP}),
+    StoppingConfig(rule="cost-aware", settings={"costs": CHEAP, "uses_head": False}), StoppingConfig(rule="eagle-2", settings={"nodes": 5, "depth": 3}),
+    StoppingConfig(rule="cape", settings={"length": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", TREES, ids=named)
+@pytest.mark.parametrize("sample", (False, True))
+def test_replay_and_generate_count_the_same_in_trees(target, config, sample):
+    draft = with_head(similar_draft(target, 0.3), **HEADS["before"])
+    decoding = Decoding(sample)
+    drafting = DraftingConfig(("model",), branches=2, max_nodes=6)
+    branched = 0
+    for seed in range(2):
+        ids = prompt(5 + seed, seed)
+        trace = record_trees(target, draft, ids[0].tolist(), decoding, 30, branches=2, seed=seed)
+        torch.manual_seed(seed)
+        bounded = replace(config, max_draft_length=6)
+        with heard() as rounds:
+            output = target.generate(
+                ids, assistant_model=draft, candidate_generator=SpecDecPP, stopping_config=bounded, max_new_tokens=30,
+                drafting_config=drafting, **decoding.generate_kwargs(),
+            )  # fmt: skip
+        assert output[0, ids.shape[1] :].tolist() == trace.target_ids
+        found = replay([trace], bounded.filled_from(RECOMMENDED).new_rule, COSTS, Scope(1, 2, 6))
+        assert found.lengths == [len(each.drafted) for each in rounds[1:]]
+        assert found.accepted == sum(each.accepted for each in rounds)
+        branched += sum(each.parents is not None for each in rounds)
+    assert branched > 0
 
 
 def test_a_trace_survives_json(greedy):
