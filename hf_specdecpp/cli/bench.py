@@ -27,8 +27,9 @@ def bench(
     ),
     method: list[str] = typer.Option(
         [],
-        help="plain, compiled, assisted, assisted=K, lookup, recommended, a rule, RULE=THRESHOLD, fixed=K, or all; "
-        "repeat it for more. (default: those without the single rules)",
+        help="plain, compiled, assisted, assisted=K, lookup; recommended (SpecDec++), text (without a draft), model, "
+        "chain or tree (from the draft alone), transformers-loop; a rule, RULE=THRESHOLD, fixed=K; or all. Repeat it "
+        "for more. (default: the usual ones, no single rules)",
         show_default=False,
     ),
     quick: bool = typer.Option(
@@ -78,9 +79,9 @@ def bench(
             on_step=lambda: shown.update(shown.task_ids[-1], advance=1),
         )  # fmt: skip
     for name, found in result["sets"].items():
-        table = Table(*COLUMNS[:1], *COLUMNS[2:-2], title=name)  # what fits in a terminal
+        table = Table(*COLUMNS[:1], *COLUMNS[2:-3], title=name)  # what fits in a terminal
         for row in cells(found, sample):
-            table.add_row(*row[:1], *row[2:-2])
+            table.add_row(*row[:1], *row[2:-3])
         console.print(table)
     for name, reason in result["unavailable"].items():
         console.print(f"{name} is not available here: {reason}", highlight=False, soft_wrap=True)
