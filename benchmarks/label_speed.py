@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """Labels per second, by the authors' procedure and by ours, on the same prompts in turn.
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """Seconds of an epoch of head training, with the draft's hidden states from the labels and with the draft running.
 

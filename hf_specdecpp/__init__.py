@@ -12,7 +12,7 @@ from .generate import disable, enable
 from .hub.push import push_head
 from .stopping import StoppingConfig
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AcceptanceHeadConfig",

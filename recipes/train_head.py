@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """From raw prompts to the acceptance heads of a pair, one for each way of decoding, judged and reported.
 

@@ -178,6 +178,8 @@ def report(methods, sweep, texts, dtype, head, stopping_config) -> dict[str, Any
                 "verification_rate": m.statistics.verification_rate,
                 "discard_rate": m.statistics.discard_rate,
                 "acceptance_by_position": m.statistics.acceptance_by_position,
+                "drafted_by": m.statistics.drafted_by,
+                "accepted_by": m.statistics.accepted_by,
                 "stop_reasons": m.statistics.stop_reasons,
                 "draft_seconds": m.statistics.draft_seconds,
                 "target_seconds": m.statistics.target_seconds,

@@ -66,8 +66,9 @@ class Row:
         if "statistics" in fields:
             counts = fields["statistics"]
             for name in ("drafted_at", "accepted_at"):
-                counts[name] = Counter({int(position): n for position, n in counts[name].items()})
-            fields["statistics"] = GenerationStatistics(**counts | {"stop_reasons": Counter(counts["stop_reasons"])})
+                counts[name] = {int(position): n for position, n in counts[name].items()}
+            counts = {name: Counter(value) if isinstance(value, dict) else value for name, value in counts.items()}
+            fields["statistics"] = GenerationStatistics(**counts)
         return cls(**fields)
 
 

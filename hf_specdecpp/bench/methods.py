@@ -11,19 +11,29 @@ from transformers import CompileConfig, PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from ..decoding.specdecpp import SpecDecPP
+from ..drafting.config import DraftingConfig
 from ..drafting.pair import recommending_head
 from ..stopping import RULES, CostProfile, StoppingConfig
 from ..stopping.rule import TimedRule
 
-QUICK = ("plain", "assisted", *(f"assisted={k}" for k in (1, 2, 3, 5)), "lookup", "recommended")
+QUICK = ("plain", "assisted", *(f"assisted={k}" for k in (1, 2, 3, 5)), "lookup", "text", "recommended")
 USUAL = (
     "plain", "compiled", "assisted", "assisted=heuristic", *(f"assisted={k}" for k in (1, 2, 3, 4, 5, 6, 8)), "lookup",
-    "recommended",
+    "text", "chain", "recommended",
 )  # fmt: skip
+# What our loop drafts from where it is told, and how such methods are called in tables.
+DRAFTING = {
+    "model": ("SpecDec++, the model alone", DraftingConfig(("model",))),
+    "chain": ("SpecDec++, chains of the model", DraftingConfig(("model",), branches=1)),
+    "tree": ("SpecDec++, trees of the model", DraftingConfig(("model",), branches=4)),
+}
 # Those that need no further setting; "fixed" needs a length, and combinations are for Python.
 SINGLE_RULES = tuple(rule for rule in RULES if rule not in ("fixed", "any", "all"))
-KINDS = ("plain", "compiled", "assisted", "lookup", "recommended", "fixed", *SINGLE_RULES)
-ALL = (*USUAL, *(f"fixed={k}" for k in (1, 2, 3, 4, 5, 6, 8)), *SINGLE_RULES)
+KINDS = (
+    "plain", "compiled", "assisted", "lookup", "recommended", *DRAFTING, "text", "transformers-loop", "fixed",
+    *SINGLE_RULES,
+)  # fmt: skip
+ALL = (*USUAL, "model", "tree", "transformers-loop", *(f"fixed={k}" for k in (1, 2, 3, 4, 5, 6, 8)), *SINGLE_RULES)
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,9 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
     - `plain`; `compiled`, with a static cache;
     - `assisted`, transformers' default; `assisted=heuristic`; `assisted=K` with K tokens a round;
     - `lookup` or `lookup=K`, K tokens from the prompt;
-    - `recommended`, SpecDec++ as the head recommends it, or without a head the cost-aware rule;
+    - `recommended`, SpecDec++ as the head recommends it, or without a head the cost-aware rule, from all sources that
+      the rule can weigh; the same rule from the draft alone, `model`, and `chain` or `tree` of it;
+    - `text`, SpecDec++ without a draft; `transformers-loop`, the recommended rule in transformers' own loop;
     - a rule of `StoppingConfig`, with its threshold (`svip=0.3`) or, for `fixed`, its length.
 
     Args:
@@ -86,6 +98,16 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
             case "recommended" if not value:
                 config = recommendation(draft, costs)
                 return Method(name, "SpecDec++", *specdecpp(draft, config))
+            case _ if kind in DRAFTING and not value:
+                label, drafting = DRAFTING[kind]
+                return Method(name, label, *specdecpp(draft, recommendation(draft, costs), drafting_config=drafting))
+            case "text" if not value:
+                config = with_costs(StoppingConfig(rule="cost-aware", settings={"uses_head": False}), costs)
+                return Method(name, "SpecDec++ without a draft", *specdecpp(None, config))
+            case "transformers-loop" if not value:
+                keywords, counted = specdecpp(draft, recommendation(draft, costs))
+                keywords["candidate_generator"] = InTransformersLoop
+                return Method(name, "SpecDec++ in transformers' loop", keywords, counted)
             case "fixed":
                 config = StoppingConfig(
                     rule=kind, settings={"length": int(value)}, max_draft_length=max(int(value), 1)
@@ -141,9 +163,15 @@ def lookup(target: PreTrainedModel, length: int) -> Method:
     )
 
 
-def specdecpp(draft: PreTrainedModel, config: StoppingConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+class InTransformersLoop(SpecDecPP):
+    """The same head and rule, which transformers' own loop asks for candidates, as it does any subclass."""
+
+
+def specdecpp(
+    draft: PreTrainedModel | None, config: StoppingConfig, **more: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The keywords of `SpecDecPP`, and none besides to count."""
-    return {"assistant_model": draft, "candidate_generator": SpecDecPP, "stopping_config": config}, {}
+    return {"assistant_model": draft, "candidate_generator": SpecDecPP, "stopping_config": config, **more}, {}
 
 
 def recommendation(draft: PreTrainedModel, costs: CostProfile | None = None) -> StoppingConfig:

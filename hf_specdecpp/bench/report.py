@@ -14,7 +14,7 @@ from .verdict import conditions, judged
 
 COLUMNS = (
     "method", "tokens/s (95 %)", "x plain (95 %)", "tokens / target pass", "verif", "discard", "equal to plain",
-    "peak, MB", "SpecDec++ against it",
+    "accepted, by source", "peak, MB", "SpecDec++ against it",
 )  # fmt: skip
 # Digitised from the Pareto figure of arXiv 2405.19715, Llama-2-chat 7B drafting for 70B.
 PAPER = Path(__file__).with_name("paper_pareto.csv")
@@ -22,6 +22,7 @@ PAPER_SETS = {"alpaca": "Alpaca", "gsm8k": "GSM8K", "humaneval": "HumanEval"}
 
 COLOURS = {
     "plain": "#8c8c8c", "compiled": "#4d4d4d", "assisted": "#1f77b4", "lookup": "#ff7f0e", "recommended": "#d62728",
+    "text": "#bcbd22", "chain": "#17becf", "model": "#9edae5", "tree": "#aec7e8", "transformers-loop": "#c49c94",
     "specdec++": "#e377c2", "cumulative-confidence": "#9467bd", "svip": "#2ca02c", "adaedl": "#8c564b",
 }  # fmt: skip
 OURS = "#f4a6a6"  # single rules in our loop
@@ -91,6 +92,7 @@ def cells(found: dict[str, Any], sample: bool) -> list[list[str]]:
             f"{method['verif']:.3f}",
             f"{method['discard']:.3f}",
             "sampled" if sample else f"{method['equal_to_plain']} of {found['prompts']}",
+            ", ".join(f"{source} {count}" for source, count in method.get("accepted_by", {}).items()),
             "" if method["peak_mb"] is None else f"{method['peak_mb']:.0f}",
             "" if name == "recommended" else against(found["methods"].get("recommended"), method),
         ]
@@ -154,7 +156,11 @@ def draw_speedup(panels, found: dict[str, Any], name: str) -> str:
     hindsight = found["replay"]["oracle"]["speedup"]
     axes.axvline(1, color=COLOURS["plain"], linewidth=1, zorder=0)
     axes.axvline(
-        hindsight, color="black", linestyle=":", zorder=0, label=f"perfect hindsight with this draft, {hindsight:.2f}x"
+        hindsight,
+        color="black",
+        linestyle=":",
+        zorder=0,
+        label=f"perfect hindsight, chains of this draft, {hindsight:.2f}x",
     )
     axes.set_yticks(range(len(methods)), [method["label"] for method in methods.values()])
     axes.invert_yaxis()
@@ -179,7 +185,7 @@ def draw_pareto(panels, found: dict[str, Any], name: str) -> str:
              "svip": "SVIP", "adaedl": "AdaEDL"}  # fmt: skip
     for rule, points in replay["thresholds"].items():
         curve(axes, points, colour(rule), ".-", names[rule])
-    curve(axes, [replay["recommended"]], colour("recommended"), "D", "SpecDec++ as recommended")
+    curve(axes, [replay["recommended"]], colour("recommended"), "D", "the recommended rule")
     hindsight = {"discard": 0.0, "verif": replay["accepted_only_verif"]}
     curve(axes, [hindsight], "black", "*", "hindsight: exactly the tokens that will be accepted")
     axes.set_ylabel("verif: target passes per generated token")
@@ -225,7 +231,7 @@ def shown(found: dict[str, Any], *names: str | None) -> list[tuple[str, dict[str
 def draw_acceptance(panels, found: dict[str, Any], name: str) -> str:
     """The share of drafted tokens that the target accepted, by their place in the draft."""
     (axes,), styles = panels, {"assisted": "s--"}
-    for key, method in shown(found, "assisted", best_stock(found), "lookup", "recommended"):
+    for key, method in shown(found, "assisted", best_stock(found), "lookup", "text", "recommended"):
         pairs = zip(method["acceptance_by_position"], method["drafted_by_position"], strict=True)
         kept = [(k, share) for k, (share, drafted) in enumerate(pairs, 1) if drafted >= ENOUGH]
         if kept:
@@ -241,7 +247,7 @@ def draw_acceptance(panels, found: dict[str, Any], name: str) -> str:
 def draw_length(panels, found: dict[str, Any], name: str) -> str:
     """Speed of each prompt against the length of its output."""
     (axes,) = panels
-    methods = shown(found, "compiled", best_stock(found), "lookup", "recommended")
+    methods = shown(found, "compiled", best_stock(found), "lookup", "text", "recommended")
     for number, (key, method) in enumerate(methods):
         lengths = [sum(repeats) / len(repeats) for repeats in method["by_prompt"]["new_tokens"]]
         ratios = method["by_prompt"]["speedup"]

@@ -69,6 +69,8 @@ def summarise_method(rows: list[Row], plain: list[Row]) -> dict[str, Any]:
         "discard": stats.discard_rate,
         "acceptance_by_position": list(stats.acceptance_by_position.values()),
         "drafted_by_position": [stats.drafted_at[k] for k in stats.acceptance_by_position],
+        "drafted_by": dict(stats.drafted_by),
+        "accepted_by": dict(stats.accepted_by),
         "stop_reasons": dict(stats.stop_reasons),
         "draft_seconds": stats.draft_seconds,
         "target_seconds": stats.target_seconds,

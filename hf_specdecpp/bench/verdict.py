@@ -73,6 +73,8 @@ def gain(found: dict[str, Any], unavailable: dict[str, str]) -> list[str]:
         chosen = f", the best of {len(stock)} on these prompts, which favours it" if len(stock) > 1 else ""
         others.append(f"transformers' best setting ({setting}{chosen}) {speed(best)}")
     others += [f"prompt lookup {speed(m)}" for name, m in methods.items() if name.startswith("lookup")]
+    if "text" in methods:
+        others.append(f"SpecDec++ without a draft {speed(methods['text'])}")
     if "compiled" in methods:
         others.append(f"plain decoding compiled {speed(methods['compiled'])}, with no draft at all")
     if others:
@@ -86,15 +88,15 @@ def speed(method: dict[str, Any]) -> str:
 
 
 def limit(found: dict[str, Any], costs: dict[str, Any]) -> str:
-    """What no way of stopping gets past: hindsight, in a replay of recorded drafts with the measured costs."""
+    """What chains of the draft do not get past: hindsight, in a replay of recorded drafts with the measured costs."""
     share = costs["draft_seconds"] / costs["verify_seconds"][0]
     best, accepted = found["replay"]["oracle"]["speedup"], found["replay"]["first_acceptance"]
     pair = f"Your draft costs {share:.2f} of a target step and says the target's next token {accepted:.0%} of the time"
     if best < 1.02:
-        return f"{pair}, so it cannot pay here, whenever one stops drafting: take a faster or a better draft."
-    limits = f"{pair}, which limits any method of stopping to about {best:.2f}x, even with perfect hindsight."
-    ours = found["methods"].get("recommended")
-    if ours is not None and ours["speedup_interval"][0] > 1.1 * best:
+        return f"{pair}, so chains of it cannot pay here, whenever they stop: take a faster or a better draft."
+    limits = f"{pair}, which limits chains of it to about {best:.2f}x, even with perfect hindsight."
+    chain = found["methods"].get("chain")
+    if chain is not None and chain["speedup_interval"][0] > 1.1 * best:
         limits += " What was timed lies above that, so the machine was not quiet: measure again."
     return limits
 

@@ -51,7 +51,8 @@ class CostProfile:
         Args:
             width (`int`, *optional*): tokens that the target reads; left out, one more than passes, as for a chain.
         """
-        return drafted * self.draft_seconds + self.verification(drafted + 1 if width is None else width)
+        drafting = drafted * self.draft_seconds if drafted else 0.0  # without a draft a pass of it has no end
+        return drafting + self.verification(drafted + 1 if width is None else width)
 
 
 class RunningCosts:

@@ -45,7 +45,7 @@ class Law:
         self.sequences, self.vocab_size = sequences, vocab_size
         self.is_blind = all(type(processor) in BLIND for processor in processors)
         self.noise = None
-        if decoding.do_sample and decoding.coupling == "seeded":
+        if decoding.has_noise:
             self.noise = Noise(len(sequences.texts), vocab_size, sequences.device)
 
     def processed(self, logits: Tensor, rows: list[int], paths: Callable[[], list[list[int]]]) -> Tensor:

@@ -48,6 +48,11 @@ class Decoding:
         """Whether drafts are accepted alike: greedy decoding has no other settings."""
         return self == other or not (self.do_sample or other.do_sample)
 
+    @property
+    def has_noise(self) -> bool:
+        """Whether draft and target choose under one noise."""
+        return self.do_sample and self.coupling == "seeded"
+
     def processors(self) -> LogitsProcessorList:
         """The warpers of sampling, none for greedy decoding."""
         warpers = LogitsProcessorList()

@@ -27,8 +27,11 @@ class GenerationStatistics:
         drafted_at (`Counter`), accepted_at (`Counter`): the same by position in the draft, from 1.
         stop_reasons (`Counter`): why rounds of drafting ended, where the candidate generator says: what the rule
             looked at, `max_draft_length`, `end_of_sequence` of a drafted token, `max_length` or `no_room` of the
-            text or of what the draft can read, or `no_draft` for plain decoding.
+            text or of what the draft can read, the source (`lookup`, `recycling`) that proposed without the model,
+            `no_draft` for plain decoding, `prompt` for the pass over the prompt.
         draft_seconds (`float`), target_seconds (`float`): time in drafting, and in verification with its bookkeeping.
+        drafted_by (`Counter`), accepted_by (`Counter`): drafted tokens, and those of them in the output, by source:
+            `"model"`, `"lookup"` or `"recycling"`.
     """
 
     rounds: int = 0
@@ -40,7 +43,9 @@ class GenerationStatistics:
     stop_reasons: Counter = field(default_factory=Counter)
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
-    _newest = 0, 0  # tokens of the newest round and how many were drafted; not annotated, so no field
+    drafted_by: Counter = field(default_factory=Counter)
+    accepted_by: Counter = field(default_factory=Counter)
+    _newest = 0, ()  # tokens of the newest round and the sources of the accepted ones; not annotated, so no field
 
     @property
     def discarded(self) -> int:
@@ -80,31 +85,40 @@ class GenerationStatistics:
         self.accepted += round.accepted
         self.drafted_at.update({token.position for token in round.drafted})
         self.accepted_at.update(range(1, round.accepted + 1))
-        self._newest = round.new_tokens, round.accepted
+        accepted = range(round.accepted) if round.path is None else round.path
+        sources = [round.drafted[number].source for number in accepted]
+        self.drafted_by.update(token.source for token in round.drafted)
+        self.accepted_by.update(sources)
+        self._newest = round.new_tokens, sources
         self.stop_reasons[round.stop_reason or "not said"] += 1
         self.draft_seconds += round.draft_seconds or 0.0
         self.target_seconds += round.target_seconds or 0.0
 
     def trim(self, count: int) -> None:
         """Takes the last `count` tokens of the newest round out again: a stop string ended the output before them."""
-        tokens, accepted = self._newest
-        kept = min(accepted, tokens - count)
-        self._newest = tokens - count, kept
+        tokens, sources = self._newest
+        accepted, kept = len(sources), min(len(sources), tokens - count)
+        self._newest = tokens - count, sources[:kept]
         self.tokens -= count
         self.accepted -= accepted - kept
         self.accepted_at -= Counter(range(kept + 1, accepted + 1))
+        self.accepted_by -= Counter(sources[kept:])
 
     def __str__(self) -> str:
         if not self.rounds:
             return "no assisted decoding was counted: give generate candidate_generator=SpecDecPP"
         by_position = list(self.acceptance_by_position.items())
         shown = ", ".join(f"{k}: {rate:.2f}" for k, rate in by_position[:8]) + (", ..." if by_position[8:] else "")
+        sources = ", ".join(
+            f"{name} {n} ({self.accepted_by[name]} accepted)" for name, n in self.drafted_by.most_common()
+        )
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.stop_reasons.most_common())
         rows = [
             ("tokens generated", f"{self.tokens}"),
             ("target passes (rounds)", f"{self.rounds}"),
             ("tokens per target pass", f"{self.tokens_per_target_pass:.2f}"),
             ("drafted", f"{self.drafted}"),
+            ("drafted by", sources or "nothing drafted"),
             ("accepted", f"{self.accepted} ({self.acceptance_rate:.0%} of drafted)"),
             ("discarded", f"{self.discarded}"),
             ("verification rate", f"{self.verification_rate:.3f} target passes per token"),

@@ -8,6 +8,7 @@ linear layer to two logits, of rejection and of acceptance. Their blocks are one
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def convert_authors_head(
             f"{draft!r} have size {hidden_size}: give the draft that it was trained for"
         )
     facts = {
-        "decoding": Decoding(do_sample=True, top_k=0).generate_kwargs(),
+        "decoding": asdict(Decoding(do_sample=True, top_k=0, coupling="rejection")),
         "target_name_or_path": target,
         "target_signature": model_signature(load_config(target)),
     }

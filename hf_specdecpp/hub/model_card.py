@@ -93,8 +93,9 @@ def head_card(
                     card.data[name] = value
             return card
 
-    decoding = Decoding(**config.decoding)
-    mode = f"sampling (temperature {decoding.temperature:g}, top-k {decoding.top_k}, top-p {decoding.top_p:g})"
+    decoding = Decoding.stored(config.decoding)
+    warpers = f"temperature {decoding.temperature:g}, top-k {decoding.top_k}, top-p {decoding.top_p:g}"
+    mode = f"sampling ({warpers}, {decoding.coupling} coupling)"
     body = CARD.format(
         mark=UNWRITTEN[1], project=PROJECT_URL, installed_from=INSTALLED_FROM, draft=config.base_model_name_or_path,
         target=config.target_name_or_path, repo_id=repo_id,

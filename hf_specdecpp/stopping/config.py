@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 from ..costs.profile import CostProfile, RunningCosts
 from .cost_aware import CostAware
@@ -28,9 +28,6 @@ from .rules import (
 )
 from .trees import Cape, Eagle2
 
-if TYPE_CHECKING:
-    from ..acceptance.config import AcceptanceHeadConfig
-
 RULES: dict[str, type[StoppingRule]] = {
     "adaedl": AdaEDL,
     "all": AllOf,
@@ -48,6 +45,16 @@ RULES: dict[str, type[StoppingRule]] = {
     "svip": EntropyBound,
 }
 MAX_DRAFT_LENGTH = 20  # of drafts without a recommendation, as in transformers and in the paper
+
+
+class Recommendation(Protocol):
+    """What the config of an acceptance head recommends."""
+
+    threshold: float
+    min_draft_length: int
+    max_draft_length: int
+    rule: str
+    rule_settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class StoppingConfig:
         """Whether the rule counts seconds. Say it of filled settings."""
         return "seconds" in self.needs
 
-    def filled_from(self, head: AcceptanceHeadConfig | None) -> StoppingConfig:
+    def filled_from(self, head: Recommendation | None) -> StoppingConfig:
         """These settings with the head's recommendation in place of what was left out.
 
         A bound that the caller gives moves the recommended other bound out of its way. Without a head, drafts have

@@ -71,7 +71,7 @@ def label_prompts(
     if process.is_main_process:
         open_labels(output, card)
     process.wait_for_everyone()
-    decodings = {name: Decoding(**fields) for name, fields in card.decodings.items()}
+    decodings = {name: Decoding.stored(fields) for name, fields in card.decodings.items()}
     respond = respond or generator(target, card)
     tokens, start = 0, time.perf_counter()
     for number in range(card.batches):
@@ -115,7 +115,7 @@ def leave_processes() -> None:
 
 def generator(target: PreTrainedModel, card: LabelsCard) -> Respond:
     """Responses by `target` itself, as `card` says."""
-    eos_token_ids, decoding = end_of_sequence(target), Decoding(**card.responses)
+    eos_token_ids, decoding = end_of_sequence(target), Decoding.stored(card.responses)
     return lambda prompts, seed: generate_responses(
         target, prompts, decoding, card.max_new_tokens, eos_token_ids, seed
     )
@@ -140,7 +140,7 @@ def served(
     if key_variable is not None and not os.environ.get(key_variable):
         raise ValueError(f"the environment has no {key_variable}: put the server's API key in it, or name another")
     return partial(
-        request_responses, url, model, tokenizer=tokenizer, decoding=Decoding(**card.responses),
+        request_responses, url, model, tokenizer=tokenizer, decoding=Decoding.stored(card.responses),
         max_new_tokens=card.max_new_tokens, eos_token_ids=end_of_sequence(target),
         api_key=os.environ[key_variable] if key_variable else None,
         vocab_size=target.config.get_text_config().vocab_size,
@@ -186,6 +186,11 @@ def train_head(
     """
     card = read_card(labels)
     mode = mode or mode_of(card, config.decoding)
+    if label == "overlap" and Decoding.stored(card.decodings[mode]).has_noise:
+        raise ValueError(
+            "label='overlap' is what is accepted of a draw under rejection sampling, and these labels are for "
+            "coupling='seeded': learn label='acceptance', or label with coupling='rejection'"
+        )
     rows = read_labels(labels).with_format("numpy")
     if len(rows) < 10:
         raise ValueError(f"{str(labels)!r} holds {len(rows)} responses: label at least 10, and better hundreds")
@@ -276,7 +281,7 @@ def mode_of(card: LabelsCard, decoding: dict[str, Any]) -> str:
         ValueError: if it has none.
     """
     for name, fields in card.decodings.items():
-        if Decoding(**fields) == Decoding(**decoding):
+        if Decoding.stored(fields).same_law(Decoding.stored(decoding)):
             return name
     raise ValueError(f"the labels are for {card.decodings}, but the head is for {decoding}: label that mode too")
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """Step 1 of the draft: run the target once over its own responses and keep the top of its distributions.
 

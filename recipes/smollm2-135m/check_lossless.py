@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """Compares SpecDec++ with plain greedy decoding token for token, on many prompts of the real pair.
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """Every stopping rule on the real pair, by replay of traces: settings chosen on the first set, reported on all.
 

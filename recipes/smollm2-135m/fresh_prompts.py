@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """Prompts for the head's labels: those of the training sets whose responses the draft has not been trained on.
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.1.0"]
+# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
 """Step 0 of the draft: let the target answer prompts, or take the set's own answers, as text to distil on.
 

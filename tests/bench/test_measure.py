@@ -8,7 +8,8 @@ import torch
 from conftest import prompt, similar_draft, tiny_model, with_head
 
 from hf_specdecpp.bench.measure import COUNTED, Bench, Row, measure, obstacle, resume
-from hf_specdecpp.bench.methods import ALL, compiled, draft_settings, new_method
+from hf_specdecpp.bench.methods import ALL, KINDS, compiled, draft_settings, new_method
+from hf_specdecpp.stopping import CostProfile
 
 METHODS = ("plain", "assisted=2", "recommended")
 PROMPTS = {"a": [prompt(5, 0), prompt(6, 1)], "b": [prompt(7, 2)]}
@@ -47,8 +48,32 @@ def test_the_counted_row_holds_tokens_and_rounds_and_timed_rows_hold_seconds_onl
         assert (stats.rounds == 8 and not stats.drafted) if row.method == "plain" else 1 < stats.rounds < 8
 
 
+@pytest.mark.parametrize(
+    "name, sources, branches",
+    [
+        ("chain", {"model"}, False),
+        ("tree", {"model"}, True),
+        ("transformers-loop", {"model"}, False),
+        ("text", {"lookup", "recycling"}, True),
+        ("recommended", {"model", "lookup"}, True),
+    ],
+)
+def test_methods_draft_from_what_they_say(target, name, sources, branches):
+    bench = Bench(target, similar_draft(target, noise=0.3), {"do_sample": False, "max_new_tokens": 24})
+    method = new_method(name, bench.target, bench.draft, CostProfile(1e-4, (1.0,)))
+    stats = bench.count(method, torch.tensor([[3, 4, 5, 6, 7] * 4]))["statistics"]
+    assert set(stats.drafted_by) == sources
+    assert sum(stats.drafted_by.values()) == stats.drafted and sum(stats.accepted_by.values()) == stats.accepted
+    assert (stats.drafted > sum(stats.drafted_at.values())) is branches
+
+
+def test_every_kind_of_method_is_listed_or_takes_a_value():
+    assert {name.partition("=")[0] for name in ALL} == set(KINDS)
+
+
 def test_rows_survive_a_file(bench, methods, tmp_path):
     rows = list(measure(bench, methods, PROMPTS, repeats=1))
+    assert any(row.statistics and row.statistics.drafted_by for row in rows)
     _, append = resume(tmp_path / "rows.jsonl", {"dtype": "float32"})
     for row in rows:
         append(row)

@@ -9,9 +9,12 @@ from hf_specdecpp.bench.methods import Method
 from hf_specdecpp.bench.summary import finished, first_acceptance, interval, summarise, summarise_replay, total
 from hf_specdecpp.evidence.statistics import GenerationStatistics
 from hf_specdecpp.evidence.trace import Draft, Trace
-from hf_specdecpp.stopping import CostProfile, DraftedToken, StoppingConfig
+from hf_specdecpp.stopping import CostProfile, DraftedToken, Round, StoppingConfig
 
-STATS = GenerationStatistics(4, 10, 8, 6, Counter({1: 4, 2: 4}), Counter({1: 4, 2: 2}), Counter(length=4), 0.5, 1.0)
+STATS = GenerationStatistics(
+    4, 10, 8, 6, Counter({1: 4, 2: 4}), Counter({1: 4, 2: 2}), Counter(length=4), 0.5, 1.0,
+    Counter(model=5, lookup=3), Counter(model=4, lookup=2),
+)  # fmt: skip
 METHODS = [Method("plain", "plain generate", {}), Method("fast", "fast one", {}, {})]
 
 
@@ -43,6 +46,7 @@ def test_counts_are_summed_over_prompts():
     assert (fast["verif"], fast["discard"], fast["tokens_per_target_pass"]) == (12 / 30, 6 / 30, 30 / 12)
     assert fast["acceptance_by_position"] == [1.0, 0.5] and fast["drafted_by_position"] == [12, 12]
     assert fast["draft_seconds"] == 1.5 and fast["peak_mb"] == 3.0 and fast["stop_reasons"] == {"length": 12}
+    assert (fast["drafted_by"], fast["accepted_by"]) == ({"model": 15, "lookup": 9}, {"model": 12, "lookup": 6})
     assert fast["equal_to_plain"] == 2 and plain["equal_to_plain"] == 3
     assert fast["differences"] == [{"prompt": 2, "position": 5, "logit_gap": 0.25}]
     assert total([STATS]) == STATS
@@ -78,3 +82,13 @@ def test_the_replay_knows_fixed_lengths_thresholds_and_hindsight():
     assert set(found["thresholds"]) == {"cumulative-confidence", "svip", "adaedl"}
     assert found["first_acceptance"] == first_acceptance(traces) == 3 / 6
     assert found["accepted_only_verif"] == 3 / 6
+
+
+def test_the_path_through_a_tree_tells_who_proposed_what_was_accepted():
+    tokens = [DraftedToken(1), DraftedToken(1, rank=2, source="lookup"), DraftedToken(2, source="lookup")]
+    stats = GenerationStatistics()
+    stats.hear(Round(tokens, 2, parents=[-1, -1, 0], path=[0, 2], new_tokens=3))
+    assert stats.drafted_by == {"model": 1, "lookup": 2} and stats.accepted_by == {"model": 1, "lookup": 1}
+    assert "lookup 2 (1 accepted), model 1 (1 accepted)" in str(stats)
+    stats.trim(2)  # a stop string ended the text before the second
+    assert stats.accepted_by == {"model": 1}

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
 
+import hf_specdecpp
 from hf_specdecpp.cli import app
 
 runner = CliRunner()
@@ -150,10 +153,39 @@ def test_traces_are_recorded_and_a_killed_run_goes_on(pair, tmp_path):
     assert len(traces.read_text().splitlines()) == 4
 
 
+def test_traces_of_trees_are_recorded(pair, tmp_path):
+    command = (
+        "trace", "--target", pair / "target", "--draft", pair / "draft", "--prompts", pair / "prompts.jsonl",
+        "--output", tmp_path / "trees.jsonl", "--limit", 1, "--max-new-tokens", 4, "--max-draft-length", 2, "--dtype",
+        "float32",
+    )  # fmt: skip
+    done = run(*command, "--branches", 2)
+    assert done.exit_code == 0, done.output
+    first, *_ = json.loads((tmp_path / "trees.jsonl").read_text())["drafts"]
+    assert first["parents"][:2] == [-1, -1] and len(first["tokens"]) == 6
+    assert "another branches" in run(*command).output
+    refused = run(*command, "--branches", 2, "--head", pair / "head", "--states")
+    assert refused.exit_code == 1 and "trees are recorded without hidden states" in refused.output
+
+
 def other_prompts(pair, folder):
     lines = (pair / "prompts.jsonl").read_text().splitlines(keepends=True)
     (folder / "other.jsonl").write_text("".join(lines[::-1]))
     return folder / "other.jsonl"
+
+
+def test_the_commands_themselves_import_nothing_heavy():
+    """What `--help` waits for is the package alone."""
+    code = """
+import sys, types
+package = types.ModuleType("hf_specdecpp")
+package.__path__ = sys.argv[1:]
+sys.modules["hf_specdecpp"] = package
+import hf_specdecpp.cli
+print(sorted({"torch", "transformers", "peft", "datasets", "evaluate", "matplotlib"} & set(sys.modules)))
+"""
+    shown = subprocess.run([sys.executable, "-c", code, *hf_specdecpp.__path__], capture_output=True, text=True)
+    assert shown.stdout == "[]\n", shown.stderr
 
 
 def test_the_version_is_told():
