@@ -5,48 +5,64 @@ import gc
 import psutil
 import pytest
 import torch
-from conftest import prompt, tiny_model
-from transformers import TextStreamer
+from conftest import prompt, ragged, similar_draft, tiny_model, with_head
+from transformers import DynamicCache, TextStreamer
 
-from hf_specdecpp import SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp.decoding.loop import Speculation
 
-RULES = {
-    "specdec++": StoppingConfig(0.6),
-    "cost-aware": StoppingConfig(rule="cost-aware"),
-    "fixed": StoppingConfig(rule="fixed", settings={"length": 3}),
+COSTS = {"draft_seconds": 0.05, "verify_seconds": [1.0, 1.001]}
+DRAFTS = {
+    "specdec++": (StoppingConfig(0.6), DraftingConfig(branches=1)),
+    "fixed": (StoppingConfig(rule="fixed", settings={"length": 3}), DraftingConfig(branches=1)),
+    "tree": (StoppingConfig(rule="eagle-2", settings={"nodes": 6, "depth": 3}), DraftingConfig(branches=2)),
+    "mixed": (StoppingConfig(rule="cost-aware", settings={"costs": COSTS}), DraftingConfig(("model", "lookup"), 2)),
 }
 
 
-@pytest.mark.parametrize("config", RULES.values(), ids=RULES)
-def test_between_rounds_the_caches_hold_the_sequence_and_no_more(target, draft, config):
-    lengths, rounds = [], []
+def assert_holds(engine, rows, texts, padding) -> None:
+    """The cache holds what a fresh pass over the first `engine.lengths` tokens of each text leaves in one."""
+    for place, (row, length) in enumerate(zip(rows, engine.lengths, strict=True)):
+        fresh = DynamicCache()
+        engine.model(torch.tensor([texts[row][padding[row] : length]]), past_key_values=fresh)
+        for ours, theirs in zip(engine.cache.layers, fresh.layers, strict=True):
+            for a, b in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+                assert torch.allclose(a[place : place + 1, :, padding[row] : length], b, atol=1e-3, rtol=1e-3)
 
-    class Watched(SpecDecPP):
-        def get_candidates(self, input_ids, **kwargs):
-            held = self.cache.get_seq_length()
-            candidates, scores = super().get_candidates(input_ids, **kwargs)
-            rounds.append((held, self.cache.get_seq_length(), input_ids.shape[1], candidates.shape[1]))
-            return candidates, scores
 
-    def watch(module, args, kwargs):
-        lengths.append((kwargs["past_key_values"].get_seq_length(), kwargs["input_ids"].shape[1]))
+ROWS = {"one": ("llama", {"input_ids": prompt(9)}), "many": ("gemma3", ragged(3, 9, 6))}
 
-    hook = target.register_forward_pre_hook(watch, with_kwargs=True)
-    try:
-        with collect_stats() as stats:
-            target.generate(
-                prompt(9), max_new_tokens=400, do_sample=False, eos_token_id=None, assistant_model=draft,
-                candidate_generator=Watched, stopping_config=config,
-            )  # fmt: skip
-    finally:
-        hook.remove()
-    assert len(rounds) == len(lengths) == stats.rounds > 20 and 0 < stats.accepted < stats.drafted
-    previous = 0
-    for number, ((held, left, length, proposed), (cached, read)) in enumerate(zip(rounds, lengths, strict=True)):
-        assert cached + read == proposed and cached == (length - 1 if number else 0)
-        assert held == previous
-        assert left == (proposed - 1 if proposed > length else min(held, length - 1))
-        previous = left
+
+@pytest.mark.parametrize(("architecture", "inputs"), ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_after_every_round_the_caches_hold_what_a_fresh_pass_over_the_text_leaves(
+    monkeypatch, architecture, kind, inputs
+):
+    target = tiny_model(architecture)
+    draft = with_head(similar_draft(target))
+    config, drafting = DRAFTS[kind]
+    padding = (inputs["input_ids"] == 0).sum(-1).tolist()
+    advance, rounds = Speculation._advance, []
+
+    def checked(self, *args, **kwargs):
+        advance(self, *args, **kwargs)
+        texts, rows = self.sequences.texts, self.sequences.going
+        if rows:
+            model = getattr(self.drafter, "model", self.drafter)
+            assert self.target.lengths == [len(texts[row]) - 1 for row in rows]
+            assert all(held < len(texts[row]) for held, row in zip(model.engine.lengths, rows, strict=True))
+            for engine in (self.target, model.engine):
+                if any(engine.lengths):  # the draft reads the prompt when it first drafts
+                    assert_holds(engine, rows, texts, padding)
+            rounds.append(sum(model.engine.lengths))
+
+    monkeypatch.setattr(Speculation, "_advance", checked)
+    with collect_stats() as stats:
+        target.generate(
+            **inputs, max_new_tokens=20, do_sample=True, top_k=8, eos_token_id=[2, 100, 200], assistant_model=draft,
+            candidate_generator=SpecDecPP, stopping_config=config, drafting_config=drafting,
+        )  # fmt: skip
+    assert len(rounds) > 5 and rounds[-1] > rounds[0] and 0 < stats.accepted < stats.drafted
 
 
 def test_two_thousand_calls_leave_nothing_behind():
