@@ -69,7 +69,7 @@ class ModelDrafter:
             children, tokens = self._children(frontier, logits, states, plans[frontier[0][0]].branches, draft)
             frontier = self._expanded(children, plans, limits, rooms, draft)
             if frontier:
-                drawn = tokens if len(frontier) == tokens.numel() == len(plans) else None
+                drawn = tokens if tokens.shape == (len(frontier), 1) == (len(plans), 1) else None
                 logits, states = self._read([node for _, node in frontier], drawn)
         return draft
 
