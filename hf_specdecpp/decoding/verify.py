@@ -72,7 +72,8 @@ def recursive_rejection(
 
     A chain's is that of arXiv 2211.17192. Behind each accepted node its children are tried in the order in which they
     were drawn: `x` is accepted with probability `min(1, r(x) / q(x))`, where `r` begins as the target's law; a
-    rejection leaves `r <- norm (r - q)+`, and `q` without `x`. Whatever is accepted, the output has the law of `p`.
+    rejection leaves `r <- norm (r - q)+`, and `q` without `x`. A token that was not drawn but proposed for certain, as
+    lookups do, has a `q` of its own, all of it on `x`. Whatever is accepted, the output has the law of `p`.
 
     Args:
         q: see `Draft.q`.
@@ -83,20 +84,31 @@ def recursive_rejection(
     """
     path, at = [], -1
     while True:
-        r, accepted, drawn_from = p[at + 1], None, None
+        r, accepted, left = p[at + 1], None, None
         for number, (node, parent) in enumerate(zip(nodes, parents, strict=True)):
             if parent != at:
                 continue
-            drawn_from = q[id(node)].to(r.device) if drawn_from is None else drawn_from
+            if left is None and id(node) in q:
+                left = q[id(node)].to(r.device)
+            # Where `q` has fewer tokens than the node has children, what comes after them is no draw either.
+            is_drawn = id(node) in q and bool(left[node.id] > 0)
+            certain = torch.zeros_like(r)
+            certain[node.id] = 1
+            drawn_from = left if is_drawn else certain
             if torch.rand((), device=r.device) * drawn_from[node.id] < r[node.id]:
                 accepted = number
                 break
-            r = (r - drawn_from).clamp(min=0)
-            r = r / r.sum()
-            drawn_from = drawn_from.clone()
-            drawn_from[node.id] = 0
-            drawn_from = drawn_from / drawn_from.sum()
+            r = normalised(r - drawn_from, r)
+            if is_drawn:
+                left = normalised(left - left * certain, torch.zeros_like(left))
         if accepted is None:
             return path, r
         path.append(accepted)
         at = accepted
+
+
+def normalised(values: Tensor, otherwise: Tensor) -> Tensor:
+    """What of `values` is positive, as a distribution; `otherwise` where rounding left nothing, (n,) each."""
+    positive = values.clamp(min=0)
+    total = positive.sum()
+    return torch.where(total > 0, positive / total, otherwise)

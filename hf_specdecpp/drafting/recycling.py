@@ -26,7 +26,7 @@ class Recycling:
 
     def __init__(self, sequences: Sequences, vocab_size: int, most: int = 16, depth: int = 4):
         self.sequences, self.most, self.depth = sequences, most, depth
-        self.k = max(min(8, MOST_BYTES // (4 * vocab_size)), 1)
+        self.k = max(min(8, vocab_size, MOST_BYTES // (4 * vocab_size)), 1)
         self.successors = torch.full((vocab_size, self.k), -1, dtype=torch.int32)
 
     def propose(self, number: int, limit: int) -> list[Node]:
