@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -31,6 +32,7 @@ def label(
         None, help="Of sampling; 0 keeps all tokens. (default: likewise, else 50)", show_default=False
     ),
     top_p: float = typer.Option(None, help="Of sampling. (default: likewise, else 1.0)", show_default=False),
+    coupling: str = typer.Option("seeded", help="How sampling verifies drafts: seeded, or rejection as in the paper."),
     procedure: str = typer.Option("on-policy", help="on-policy, or specdec++ for the paper's mixed sequences."),
     mixing: float = typer.Option(0.15, help="For specdec++: share of the target's tokens (r in the paper)."),
     states: list[str] = typer.Option(
@@ -74,9 +76,11 @@ def label(
     rows = tokenized_prompts(tokenizer, *(s.select(range(min(limit or len(s), len(s)))) for s in sources))
     models = load_pair(target, draft, dtype, **loading(device_map, attention, quantization))
     check_pair(None, models[1].config, models[0].config)
-    modes = {"greedy": Decoding(), "sampling": sampling_of(models[0], temperature, top_k, top_p)}
+    sampling = replace(sampling_of(models[0], temperature, top_k, top_p), coupling=coupling)
+    modes = {"greedy": Decoding(), "sampling": sampling}
     for name in dict.fromkeys([own, *mode]):
         settings = ", ".join(f"{key}={value}" for key, value in modes[name].generate_kwargs().items())
+        settings += f", coupling={coupling}" if modes[name].do_sample else ""
         console.print(f"{name}: {settings}", highlight=False, soft_wrap=True)
     card = LabelsCard.of(
         *models, modes[own], {name: modes[name] for name in mode or [own]}, Rows(procedure, mixing), states=states,

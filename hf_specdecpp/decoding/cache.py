@@ -60,8 +60,11 @@ class GrowingLayer(DynamicLayer):
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def move(self, sources: Tensor, places: Tensor) -> None:
-        """Copies in every row the slots `sources` to `places`, (rows, tokens) each."""
-        sources, places = sources.to(self.device), places.to(self.device)
+        """Copies in every row the slots `sources` to `places`, (rows, tokens) each, on the layer's device."""
+        if len(sources) == 1:
+            for held in (self.keys, self.values):
+                held.index_copy_(2, places[0], held.index_select(2, sources[0]))
+            return
         rows = torch.arange(len(sources), device=self.device)[:, None]
         for held in (self.keys, self.values):
             held[rows, :, places] = held[rows, :, sources]

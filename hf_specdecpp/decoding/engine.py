@@ -90,8 +90,9 @@ class Engine:
             longest = max(map(len, paths))
             moved = torch.tensor([path + list(range(len(path), longest)) for path in paths])
             begin = torch.tensor(self.lengths)[:, None]
+            sources, places = begin + moved, begin + torch.arange(longest)
             for layer in self.cache.layers:
-                layer.move(begin + moved, begin + torch.arange(longest))
+                layer.move(sources.to(layer.device), places.to(layer.device))
         self.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
         self.fresh, self.parents = 0, None
         self.slots.begin = max(self.lengths, default=0)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..acceptance import AcceptanceHeadConfig, read_head
+from ..decoding import Decoding
 from ..evidence.conditions import public, write_result
 from ..evidence.replay import replay
 from ..evidence.trace import Trace, judged
@@ -71,7 +72,8 @@ def variants(base: AcceptanceHeadConfig, labels: list[Path], choices: Sequence[s
         *changed("rejection-weight", **{str(w): {"rejection_weight": float(w)} for w in (1, 3, 6, 12)}),
         *changed("reads", before={"reads": "before"}, after={"reads": "after"}),
         *changed("features", **{name: {"features": value} for name, value in features.items()}),
-        Variant("label", "overlap", label="overlap"),
+        # What is accepted of a draw under rejection sampling; the seeded coupling has no such closed form.
+        *([] if Decoding.stored(base.decoding).has_noise else [Variant("label", "overlap", label="overlap")]),
         *(Variant("rows", str(read_card(folder).rows), labels=folder) for folder in labels[1:]),
     ]
     return [Variant("base", ""), *(variant for variant in found if not choices or variant.choice in choices)]
