@@ -181,7 +181,7 @@ class ModelDrafter:
             q, (facts["probability"], tokens) = None, best(raw if scores is logits else scores.softmax(-1), branches)
         else:
             q, tokens = None, best(scores, branches)[1]
-        facts["id"] = tokens.float()  # exact up to 16 million
+        facts["id"] = tokens  # beside others it becomes a float32, which is exact up to 16 million
         entropy = torch.special.entr(raw).sum(-1, keepdim=True) if "entropy" in self.needs else None
         if entropy is not None:
             facts["entropy"] = entropy if branches == 1 else entropy.expand_as(tokens)
