@@ -89,7 +89,7 @@ def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
 
 def test_the_first_screen_shows_the_measured_table_with_its_conditions():
     first_screen = README[: README.index("## Install")]
-    assert "SpecDec++" in first_screen and "plain generate" in first_screen and "bfloat16" in first_screen
+    assert "SpecDec++" in first_screen and "plain `generate`" in first_screen and "bfloat16" in first_screen
 
 
 def test_the_files_that_the_readme_names_exist():

@@ -67,7 +67,13 @@ def test_the_converted_head_is_equal(tmp_path, pair, num_layers):
         assert (raw - head.model(hidden_states).softmax(-1)[..., 1]).abs().max() < 1e-6
     assert len(ours.blocks) == min(num_layers, 1) and config.tied == (num_layers == 3)
     assert config.num_layers == num_layers and config.rejection_weight == 6.0
-    assert config.decoding == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    assert config.decoding == {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "coupling": "rejection",
+    }
     assert config.base_model_name_or_path == pair["draft"] and config.target_name_or_path == pair["target"]
     assert config.target_signature == "llama-2x32-264" and config.draft_signature == "gpt_neox-2x32-264"
 

@@ -52,7 +52,7 @@ def test_the_card_of_a_sampling_head_samples(tmp_path):
     config = AcceptanceHeadConfig(**CONFIG.to_dict() | {"decoding": decoding, "tied": True})
     made = card(tmp_path, config)
     assert "do_sample=True, temperature=0.6, top_k=0, top_p=0.9\n)" in made.text
-    assert "sampling (temperature 0.6, top-k 0, top-p 0.9)" in made.text
+    assert "sampling (temperature 0.6, top-k 0, top-p 0.9, rejection coupling)" in made.text
     assert "one SiLU block applied 3 times" in made.text
 
 
