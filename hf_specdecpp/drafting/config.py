@@ -39,9 +39,10 @@ class DraftingConfig:
 
     def __post_init__(self):
         if self.sources is not None:
-            object.__setattr__(self, "sources", tuple(self.sources))
-            if not self.sources or set(self.sources) - set(SOURCES) or len(set(self.sources)) < len(self.sources):
+            given = self.sources if isinstance(self.sources, (list, tuple)) else ()
+            if not given or any(name not in SOURCES or given.count(name) > 1 for name in given):
                 raise ValueError(f"sources are some of {', '.join(SOURCES)}, each once, got {self.sources!r}")
+            object.__setattr__(self, "sources", tuple(given))
         for name in ("branches", "max_nodes"):
             value = getattr(self, name)
             whole = isinstance(value, Integral) and not isinstance(value, bool) and value >= 1
