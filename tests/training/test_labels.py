@@ -67,16 +67,66 @@ def test_labels_of_every_mode_are_those_of_one_sequence_at_a_time(pair, procedur
             assert (f"{name}_mixed" in row) == (procedure == "specdec++")
 
 
-def test_tokens_beside_the_targets_have_the_law_of_speculative_sampling():
-    """The draft's token alone is distributed as q, and equals the target's with probability sum min(p, q)."""
-    n, generator = 40_000, torch.Generator().manual_seed(0)
-    p, q = torch.randn(2, 6, generator=generator).softmax(-1)
+def under_one_noise(p, q, n, generator):
+    """`n` simulated draws of the target and the draft that share the exponential races."""
+    noise = torch.empty(n, len(p)).exponential_(generator=generator)
+    return (p / noise).argmax(-1), (q / noise).argmax(-1)
+
+
+def pair_of_laws(seed, ruled_out=False):
+    generator = torch.Generator().manual_seed(seed)
+    p, q = torch.randn(2, 6, generator=generator).mul(1.5).softmax(-1)
+    if ruled_out:  # as warpers do, different tokens for each
+        p, q = (law.scatter(0, torch.tensor(out), 0.0) for law, out in ((p, [0, 1]), (q, [1, 2])))
+        p, q = p / p.sum(), q / q.sum()
+    return p, q, generator
+
+
+@pytest.mark.parametrize("ruled_out", (False, True))
+@pytest.mark.parametrize("seed", range(3))
+def test_acceptance_under_one_noise_is_what_200000_draws_say(seed, ruled_out):
+    """The closed form against counts of how often the target chooses the draft's token too: 5 standard errors."""
+    p, q, generator = pair_of_laws(seed, ruled_out)
+    x, y = under_one_noise(p, q, 200_000, generator)
+    for token in range(6):
+        own = y == token
+        if q[token] == 0:
+            assert not own.any()
+            continue
+        [expected] = acceptance(p[None], q[None], torch.tensor([token]), "seeded").tolist()
+        count = int(own.sum())
+        error = max(expected * (1 - expected) / count, 1e-12) ** 0.5
+        assert (x[own] == token).double().mean().item() == pytest.approx(expected, abs=5 * error + 1e-6)
+
+
+@pytest.mark.parametrize("coupling", ("seeded", "rejection"))
+def test_equal_laws_always_agree_and_ruled_out_tokens_never(coupling):
+    p, _, _ = pair_of_laws(1, True)
+    drawn = p.nonzero()[:, 0]
+    ones = acceptance(p.expand(len(drawn), -1), p.expand(len(drawn), -1), drawn, coupling)
+    torch.testing.assert_close(ones, torch.ones(len(drawn)))
+    q = torch.full((1, 6), 1 / 6)
+    assert acceptance(p[None], q, torch.tensor([0]), coupling).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("ruled_out", (False, True))
+@pytest.mark.parametrize("coupling", ("seeded", "rejection"))
+def test_tokens_beside_the_targets_have_the_joint_law_of_decoding(coupling, ruled_out):
+    """The draft's token alone has the law q, and it is the target's as often as drafts are accepted."""
+    p, q, generator = pair_of_laws(4, ruled_out)
+    n = 200_000
     x = draw_tokens(p.expand(n, -1), generator).squeeze(-1)
-    y = draw_beside(q.expand(n, -1), p.expand(n, -1), x, generator)
-    found = torch.bincount(y, minlength=6) / n
-    assert (found - q).abs().max() < 5 * 0.5 / n**0.5
-    assert (x == y).double().mean() == pytest.approx(overlap(p, q).item(), abs=5 * 0.5 / n**0.5)
-    assert overlap(p, q).item() < 0.9
+    y = draw_beside(q.expand(n, -1), p.expand(n, -1), x, generator, coupling)
+    joint = torch.bincount(6 * x + y, minlength=36).view(6, 6) / n
+    assert (joint.sum(0) - q).abs().max() < 5 * 0.5 / n**0.5
+    accepted = acceptance(p.expand(6, -1), q.expand(6, -1), torch.arange(6), coupling).nan_to_num() * q
+    assert (joint.diagonal() - accepted).abs().max() < 5 * 0.5 / n**0.5 and accepted.sum() < 0.9
+    if coupling == "rejection":
+        assert joint.diagonal().sum() == pytest.approx(overlap(p, q).item(), abs=5 * 0.5 / n**0.5)
+    else:
+        one, other = under_one_noise(p, q, n, generator)
+        simulated = torch.bincount(6 * one + other, minlength=36).view(6, 6) / n
+        assert (joint - simulated).abs().max() < 7 * 0.5 / n**0.5
 
 
 def test_mixing_is_the_share_of_the_targets_tokens(pair):
