@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,18 @@ from hf_specdecpp.evidence.files import Lines, atomically, keep_settings, write_
 MODULE = files.__file__
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
-    """Files may grow to a few kilobytes only, which ends in the system's own error."""
+    """Files may grow to a few kilobytes only, which ends in the system's own error.
+
+    A block, since pytest writes its own report, often to a longer file, before a fixture would end.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill(size=4096):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-
-    yield fill
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 KILLED = """
@@ -85,7 +88,7 @@ def test_fifty_kills_at_random_moments_lose_nothing_and_double_nothing(tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_half_a_line_goes_and_what_is_before_it_is_not_even_touched(tmp_path, full_disk):
+def test_half_a_line_goes_and_what_is_before_it_is_not_even_touched(tmp_path):
     """As with the disk full: resuming needs no space at all."""
     path = tmp_path / "lines.jsonl"
     lines = Lines(path, {"seed": 0}, "it holds lines")
@@ -95,20 +98,19 @@ def test_half_a_line_goes_and_what_is_before_it_is_not_even_touched(tmp_path, fu
     with path.open("a") as file:
         file.write('{"half": ')
     inode = path.stat().st_ino
-    full_disk()
-    lines = Lines(path, {"seed": 0}, "it holds lines")
+    with full_disk():
+        lines = Lines(path, {"seed": 0}, "it holds lines")
+        with pytest.raises(ValueError, match=r"is full: free some space and run the same command again, what is"):
+            lines.append("w" * 5000)
     assert lines.found == whole == path.read_text().splitlines() and path.stat().st_ino == inode
-    with pytest.raises(ValueError, match=r"is full: free some space and run the same command again, what is written"):
-        lines.append("w" * 5000)
     assert Lines(path, {"seed": 0}, "it holds lines").found == whole
 
 
 @pytest.mark.parametrize("kind", ("text", "safetensors", "folder"))
-def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path, full_disk, kind):
+def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path, kind):
     path = tmp_path / "file"
     write_atomically(path, "old")
-    full_disk()
-    with pytest.raises(ValueError, match="is full: free some space"), atomically(path) as partial:
+    with full_disk(), pytest.raises(ValueError, match="is full: free some space"), atomically(path) as partial:
         if kind == "folder":
             partial.mkdir()
             (partial / "part").write_bytes(b"x" * 10_000)
