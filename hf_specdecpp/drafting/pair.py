@@ -19,6 +19,7 @@ from ..decoding.law import Law
 from ..decoding.mode import Decoding
 from ..decoding.sequences import Sequences
 from ..stopping import ONE_TEXT, CostAware, Experience, Scope, StoppingConfig, StoppingRule
+from .config import SOURCES
 from .drafter import Drafter
 from .judge import Judge
 from .lookup import Lookup
@@ -114,7 +115,7 @@ class Pair:
         if asked is None:
             if self.draft is None:
                 return ("lookup", "recycling")
-            return ("model", "lookup") if weighs else ("model",)
+            return SOURCES if weighs else ("model",)
         if ("model" in asked) != (self.draft is not None):
             raise ValueError(
                 f"sources={asked!r} and assistant_model contradict each other: 'model' is the assistant_model"
