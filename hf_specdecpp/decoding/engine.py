@@ -51,7 +51,7 @@ class Engine:
         self.fresh = 0  # tokens read since `keep`, of each row
         self.parents: Tensor | None = None  # theirs, where they are no chain in rows of one length
 
-    def read(self, tokens: Tensor, parents: Tensor | None = None, keep: int | None = None) -> Pass:
+    def read(self, tokens: Tensor, parents: Tensor | None = None, keep: int | list[int] | None = None) -> Pass:
         """Passes over `tokens`.
 
         Args:
@@ -59,7 +59,8 @@ class Engine:
             parents (`torch.LongTensor` of shape `(rows, n)`, *optional*): on the host; the token before each, by its
                 number among those read since the last `keep`, -1 for the last that was kept. Left out, each token
                 follows the one before it.
-            keep (`int`, *optional*): return the last so many logits, all if left out.
+            keep (`int` or `list[int]`, *optional*): return the last so many logits, or those at these places; all if
+                left out.
         """
         n = tokens.shape[1]
         self.slots.begin, self.slots.of_rows = max(self.lengths) + self.fresh, None
@@ -72,7 +73,7 @@ class Engine:
             kwargs = self._shaped(n)
         self.fresh += n
         if keep is not None and self.keeps_logits:
-            kwargs["logits_to_keep"] = keep
+            kwargs["logits_to_keep"] = torch.tensor(keep, device=self.device) if isinstance(keep, list) else keep
         with listening() as listener:
             outputs = self.model(
                 input_ids=tokens.to(self.device),
@@ -81,8 +82,11 @@ class Engine:
                 return_dict=True,
                 **kwargs,
             )
-        logits = outputs.logits if keep is None or self.keeps_logits else outputs.logits[:, -keep:]
-        return Pass(logits, listener.hidden_states)
+        logits, states = outputs.logits, listener.hidden_states
+        if keep is not None and not self.keeps_logits:
+            kept = keep if isinstance(keep, list) else slice(-keep, None)
+            logits, states = logits[:, kept], None if states is None else states[:, kept]
+        return Pass(logits, states)
 
     def keep(self, paths: list[list[int]]) -> None:
         """Adds to each text, in order, those of the tokens read since the last `keep` that its path names."""

@@ -67,7 +67,9 @@ class Speculation:
     def _plans(self) -> list[Plan]:
         """Of each row that goes on; rows that share a rule share its plan. Beside the prompt only chains are read."""
         rules = [self.rules[row] for row in self.sequences.going]
-        scope = replace(self.scope, branches=1) if self.is_new else self.scope
+        scope = replace(self.scope, unread=self.drafter.unread)
+        if self.is_new:
+            scope = replace(scope, branches=1)
         plans = {rule: rule.plan(replace(scope, rows=rules.count(rule))) for rule in dict.fromkeys(rules)}
         return [plans[rule] for rule in rules]
 

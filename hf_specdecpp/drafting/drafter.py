@@ -13,6 +13,10 @@ from .draft import Draft, Node
 class Drafter(Protocol):
     """Serves one generation, whose texts it was given when it was made."""
 
+    @property
+    def unread(self) -> int:
+        """The most tokens of a text that must be read before anything is drafted, besides the newest."""
+
     def draft(self, plans: list[Plan]) -> Draft:
         """Proposes for each row that goes on, as far as its plan and its room allow."""
 

@@ -41,6 +41,10 @@ class Mixture:
     def __init__(self, sequences: Sequences, sources: Sequence[Source], model: ModelDrafter | None):
         self.sequences, self.sources, self.model = sequences, sources, model
 
+    @property
+    def unread(self) -> int:
+        return 0 if self.model is None else self.model.unread
+
     def draft(self, plans: list[Plan]) -> Draft:
         rooms = self.sequences.rooms()
         proposed = [

@@ -46,6 +46,11 @@ class ModelDrafter:
         self.own_vocab_size = model.config.get_text_config().vocab_size
         self.engine = Engine(model, list(sequences.padding))
 
+    @property
+    def unread(self) -> int:
+        rows = zip(self.sequences.going, self.engine.lengths, strict=True)
+        return max(self.sequences.length(row) - read - 1 for row, read in rows)
+
     def draft(self, plans: list[Plan]) -> Draft:
         draft = self.grow(plans)
         taken(draft, plans)
@@ -86,11 +91,12 @@ class ModelDrafter:
         longest = max(map(len, unread))
         even = all(len(new) == longest for new in unread)
         tokens = torch.tensor([new + new[-1:] * (longest - len(new)) for new in unread])
-        seen = self.engine.read(self._own(tokens), keep=1 if even else longest)
+        last = sorted({len(new) - 1 for new in unread})
+        seen = self.engine.read(self._own(tokens), keep=1 if even else last)
         self.engine.keep([list(range(len(new))) for new in unread])
         if even and len(rows) == len(texts):
             return self._behind(seen)
-        return self._behind(seen, rows, [-1 if even else len(unread[row]) - 1 - longest for row in rows])
+        return self._behind(seen, rows, [last.index(len(unread[row]) - 1) for row in rows])
 
     def _read(self, nodes: list[Node], drawn: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Reads `nodes`, sorted by row; returns logits and states behind each.
@@ -122,7 +128,7 @@ class ModelDrafter:
         self, seen: Pass, rows: list[int] | None = None, places: list[int] | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Logits in the target's vocabulary and states, (n, ...), of some tokens of a pass, of each row's last if none
-        are named. Places count from the end, of which a pass may keep logits alone."""
+        are named. Places count among those of which the pass kept logits."""
         at = (slice(None), -1) if rows is None else (rows, places)
         states = None if seen.states is None or self.judge is None else seen.states[at]
         return in_vocabulary(seen.logits[at].to(self.sequences.device), self.law.vocab_size), states

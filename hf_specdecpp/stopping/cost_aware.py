@@ -107,27 +107,31 @@ class CostAware(TimedRule):
         pays = self._pays()
         if not pays and not scope.is_mixed:
             return Plan(0, reason=self.reason, cap_reason=self.reason)
-        chain = Plan(
-            self.max_length, "survival", self.levels(), strict=True, factor=self.expected, reason=self.reason,
-            cap_reason=self.reason,
-        )  # fmt: skip
         branches = scope.branches or self.branches
         if branches == 1 and scope.rows == 1 and not scope.is_mixed:
-            return chain
+            return Plan(
+                self.max_length, "survival", self.levels(), strict=True, factor=self.expected, reason=self.reason,
+                cap_reason=self.reason,
+            )  # fmt: skip
         return Forest(
-            **vars(chain) | {"branches": branches, "chooses": branches > 1 or scope.is_mixed},
-            value=self.throughput, costs=self.known,
+            self.max_length, "survival", factor=self.expected, reason=self.reason, cap_reason=self.reason,
+            branches=branches, chooses=branches > 1 or scope.is_mixed, value=self.throughput, costs=self.known,
             ranked=self.ranked, horizon=self.horizon, max_nodes=scope.max_nodes, rows=scope.rows,
             drafted=self.drafted if pays else 0.0, price=self.draft_steps * self.tokens / self.steps,
             tries=pays and self.tried,
         )  # fmt: skip
 
     def _pays(self) -> bool:
-        """Whether to draft in this round. Where it does not pay it is tried, at a hundredth of the time."""
+        """Whether to draft in this round. Where it does not pay it is tried, at a hundredth of the time.
+
+        A draft that did not read the text so far must do so then, which takes longer the longer the target would take.
+        """
         worth, loss = self.tokens - self.steps, min(steps - tokens for tokens, steps in self.fixed_lengths())
         if self.scope.is_mixed:  # beside lookups: what the model's drafts add, against what else their time would earn
             worth = self.drafted - self.draft_steps * self.tokens / self.steps
             loss = -worth
+        step = self.known.verification(1)
+        loss += (self.known.verification(1 + self.scope.unread) / step - 1) * self.known.draft_seconds / step
         self.tried = worth < 0
         if not self.tried:
             self.experience.idle = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,14 @@ class Scope:
         branches (`int`, *optional*): the most tokens drafted behind one; 1 makes chains, `None` is the rule's to say.
         max_nodes (`int`): the most drafted tokens that the target verifies of each text.
         sources (`tuple[str, ...]`): what may propose, of which only the model takes time.
+        unread (`int`): tokens of a text that the model must read before it drafts, besides the newest.
     """
 
     rows: int = 1
     branches: int | None = None
     max_nodes: int = 32
     sources: tuple[str, ...] = ("model",)
+    unread: int = field(default=0, compare=False)
 
     @property
     def is_mixed(self) -> bool:
