@@ -39,6 +39,7 @@ class Eagle3Config(LlamaConfig):
         own_embedding (`bool`): it has an embedding of its own, instead of the target's.
         layout (`str`): how it is published, `"eagle"` (SafeAILab, SpecForge) or `"speculators"`.
         published (`dict`, *optional*): what else the published configuration said, to be said again.
+        target_name_or_path (`str`, *optional*): the target that it was trained for.
     """
 
     model_type = "eagle3"
@@ -53,6 +54,7 @@ class Eagle3Config(LlamaConfig):
     own_embedding: bool = False
     layout: str = "eagle"
     published: dict | None = None
+    target_name_or_path: str | None = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
@@ -179,6 +181,11 @@ def write_config(config: Eagle3Config) -> dict[str, Any]:
             ids = [i - 1 for i in config.target_layers]
             own["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True}
         return {"architectures": [EAGLE[0]], "model_type": kind, **layer, **own}
+    proposals = [{"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}]
+    own.setdefault("speculators_config", {
+        "algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": proposals,
+        "verifier": {"name_or_path": config.target_name_or_path, "architectures": []},
+    })  # fmt: skip
     return {
         "architectures": [SPECULATORS[0]], "speculators_model_type": "eagle3", **own,
         **{flag: getattr(config, flag) for flag in FLAGS},

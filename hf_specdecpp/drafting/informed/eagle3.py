@@ -268,6 +268,7 @@ class Eagle3ForCausalLM(LlamaPreTrainedModel, GenerationMixin):
             ValueError: if the draft is for a target of another width, depth or vocabulary.
         """
         layers_read(self.config, target.config)
+        self.config.target_name_or_path = self.config.target_name_or_path or target.config._name_or_path or None
         if self.model.embed_tokens is None:
             self.model.borrowed = Borrowed(target.get_input_embeddings())
 
