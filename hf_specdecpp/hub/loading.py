@@ -23,6 +23,7 @@ from transformers.utils import cached_file
 from ..acceptance.layer import execution_device
 from ..drafting.informed.config import is_eagle3
 from ..drafting.informed.eagle3 import Eagle3ForCausalLM
+from ..drafting.informed.reading import check_reading
 from ..drafting.informed.tensors import HUB
 
 # Where the library keeps what it made itself: the unpacked target of the demo, calibrations.
@@ -61,7 +62,13 @@ def load_model(
     return model.eval()
 
 
-def load_draft(name_or_path: str, target: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+def load_draft(
+    name_or_path: str,
+    target: PreTrainedModel,
+    target_layers: list[int] | None = None,
+    prompts: list[list[int]] | None = None,
+    **kwargs: Any,
+) -> PreTrainedModel:
     """A draft for `target`, to be `generate`'s `assistant_model`: a causal language model, or an EAGLE-3 draft.
 
     EAGLE-3 drafts are read in both formats in which they are published, that of SafeAILab and SpecForge and that of
@@ -70,6 +77,10 @@ def load_draft(name_or_path: str, target: PreTrainedModel, **kwargs: Any) -> Pre
     Args:
         name_or_path (`str`): a folder, or an id on the Hub.
         target (`PreTrainedModel`): the model that the draft is for.
+        target_layers (`list[int]`, *optional*): which of the target's `hidden_states` an EAGLE-3 draft reads, in place
+            of those that its configuration names. Published ids have two meanings, see `drafting.informed.config`.
+        prompts (`list[list[int]]`, *optional*): token ids. Both meanings are tried on what the target says behind
+            them, and a warning says if the other one fits better.
         kwargs: of `from_pretrained`. An EAGLE-3 draft has the target's dtype if none is given, and any draft its
             device if no `device_map` is.
 
@@ -86,13 +97,19 @@ def load_draft(name_or_path: str, target: PreTrainedModel, **kwargs: Any) -> Pre
         config, _ = PreTrainedConfig.get_config_dict(name, **hub)
         if is_eagle3(config):
             draft = Eagle3ForCausalLM.from_pretrained(name, **{"dtype": target.dtype, **kwargs})
+            draft.config.target_layers = target_layers or draft.config.target_layers
             draft.borrow(target)
+        elif target_layers is not None:
+            raise ValueError(f"{name!r} is an ordinary draft, which reads no hidden states: leave target_layers out")
         else:
             check_ordinary(name, config)
             draft = AutoModelForCausalLM.from_pretrained(name, **kwargs)
     if kwargs.get("device_map") is None and not getattr(draft, "is_quantized", False):
         draft = draft.to(execution_device(target.get_input_embeddings()))
-    return draft.eval()
+    draft.eval()
+    if prompts and isinstance(draft, Eagle3ForCausalLM):
+        check_reading(draft, target, prompts)
+    return draft
 
 
 def check_ordinary(name: str, config: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HIDDEN, VOCAB, prompt, tiny_model
+from conftest import HIDDEN, VOCAB, informed_draft, prompt, tiny_model
 from safetensors.torch import load_file, save_file
 
 from hf_specdecpp import load_draft
+from hf_specdecpp.drafting.informed import reading
 from hf_specdecpp.drafting.informed.config import Eagle3Config
 from hf_specdecpp.drafting.informed.eagle3 import Eagle3ForCausalLM
 
@@ -182,3 +183,30 @@ def test_a_draft_without_states_or_target_says_what_it_needs(target):
     draft.borrow(target)
     with pytest.raises(ValueError, match="generate with candidate_generator=SpecDecPP"):
         target.generate(prompt(), assistant_model=draft, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("layout", ("eagle", "speculators"))
+def test_a_wrong_reading_of_layer_ids_is_said(tmp_path, layout, monkeypatch):
+    """Trained with one meaning, published with the other."""
+    said = []
+    monkeypatch.setattr(reading.logger, "warning", said.append)
+    target, prompts = tiny_model(num_hidden_layers=4), [prompt(8, seed)[0].tolist() for seed in range(6)]
+    texts = [
+        target.generate(torch.tensor([p]), attention_mask=torch.ones(1, 8), max_new_tokens=32, do_sample=False)[0]
+        for p in prompts
+    ]
+    draft = informed_draft(target, texts, steps=40, target_layers=[1, 2, 3], layout=layout)
+    draft.save_pretrained(tmp_path)
+    load_draft(tmp_path, target, prompts=prompts)
+    assert said == []
+    wrong = [2, 3, 4] if layout == "eagle" else [0, 1, 2]
+    draft.config.target_layers = wrong
+    draft.save_pretrained(tmp_path)
+    assert load_draft(tmp_path, target, prompts=prompts).config.target_layers == wrong
+    assert len(said) == 1 and f"{wrong}, as its configuration says" in said[0] and "target_layers=[1, 2, 3]" in said[0]
+    assert load_draft(tmp_path, target, [1, 2, 3], prompts).config.target_layers == [1, 2, 3] and len(said) == 1
+
+
+def test_an_ordinary_draft_has_no_layers_to_read(pair, target):
+    with pytest.raises(ValueError, match="is an ordinary draft, which reads no hidden states: leave target_layers"):
+        load_draft(pair / "draft", target, [1, 2, 3])
