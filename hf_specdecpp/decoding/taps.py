@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, output_capturing
 
 # Up to 5.22 transformers counts layers in a list of hidden states to return, and leaves the embeddings out.
@@ -62,3 +65,22 @@ class Taps:
         taken = [torch.cat(own) for own in self.kept]
         self.kept = [[] for _ in taken]
         return taken
+
+
+def read_whole(
+    target: PreTrainedModel, input_ids: Tensor, layers: tuple[int, ...], **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """One pass over whole texts; returns logits, and the states of `layers` side by side.
+
+    Args:
+        input_ids (`torch.LongTensor` of shape `(rows, length)`).
+        kwargs: of the pass.
+
+    Returns:
+        `torch.Tensor` of shape `(rows, kept, vocab_size)` and `torch.Tensor` of shape `(rows, length, layers *
+        hidden_size)`.
+    """
+    taps = Taps(layers, len(input_ids))
+    outputs = target(input_ids.to(target.device), **taps.asked, **kwargs)
+    taps.read(outputs)
+    return outputs.logits, taps.fresh[0]

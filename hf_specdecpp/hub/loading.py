@@ -56,7 +56,7 @@ def load_model(
     asked = {"device_map": device_map, "attn_implementation": attention, "quantization_config": quantization}
     asked = {name: value for name, value in asked.items() if value is not None}
     with loaded_by(name, {"dtype": dtype, **asked}):
-        model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype], **asked)
+        model = _load(auto_class(name), name, dtype=DTYPES[dtype], **asked)
         if device_map is None and not getattr(model, "is_quantized", False):  # quantised ones are where they must be
             model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     return model.eval()
@@ -191,6 +191,13 @@ def check_folder(name: str) -> None:
     """Raises `ValueError` for what can only be a folder and is not there, before the Hub is asked for it."""
     if (name.startswith((".", "~", os.sep)) or name.count("/") > 1) and not Path(name).exists():
         raise ValueError(f"there is no folder {name!r}: give one with a checkpoint, or the id of a model on the Hub")
+
+
+def auto_class(name: str) -> type:
+    """What loads the model of that name, be it a target or a draft without one."""
+    check_folder(name)
+    with found(name):
+        return Eagle3ForCausalLM if is_eagle3(PreTrainedConfig.get_config_dict(name)[0]) else AutoModelForCausalLM
 
 
 def _load(auto_class: Any, name: str, **kwargs: Any) -> Any:

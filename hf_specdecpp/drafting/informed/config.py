@@ -65,6 +65,12 @@ class Eagle3Config(LlamaConfig):
     def num_taps(self) -> int:
         return len(self.target_layers or (2, 0, -3))
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Eagle3Config:
+        """From a configuration of ours or a published one; of the latter only what tensors do not settle."""
+        ours = config_dict.get("model_type") == cls.model_type
+        return super().from_dict(config_dict if ours else read_config(config_dict, {}).to_dict(), **kwargs)
+
     def to_json_string(self, use_diff: bool = True) -> str:
         """The published configuration, see `write_config`."""
         return json.dumps(write_config(self), indent=2, sort_keys=True) + "\n"
@@ -145,7 +151,8 @@ def read_config(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> E
     count = sum(name in shapes for name in (f"{at}self_attn.q_proj.weight" for at in places(shapes)))
     return Eagle3Config(
         **{name: getattr(layer, name) for name in SHAPE if name != "num_hidden_layers"}, **flags,
-        num_hidden_layers=max(count, 1), mlp_bias=getattr(layer, "mlp_bias", False),
+        num_hidden_layers=count or (1 if nested is None else layer.num_hidden_layers),
+        mlp_bias=getattr(layer, "mlp_bias", False),
         rope_parameters=layer.rope_parameters, tie_word_embeddings=False, layout=layout, target_layers=layers,
         draft_vocab_size=config.get("draft_vocab_size") or shapes.get("lm_head.weight", (None,))[0],
         target_hidden_size=fused // taps or config.get("target_hidden_size"),

@@ -272,6 +272,9 @@ class Eagle3ForCausalLM(LlamaPreTrainedModel, GenerationMixin):
         if self.model.embed_tokens is None:
             self.model.borrowed = Borrowed(target.get_input_embeddings())
 
+    def get_decoder(self) -> Eagle3Model:
+        return self.model
+
     def get_input_embeddings(self) -> nn.Module | None:
         return self.model.embed_tokens or (self.model.borrowed and self.model.borrowed.module)
 
