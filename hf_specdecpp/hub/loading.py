@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
+from transformers.utils import cached_file, find_adapter_config_file
 
 from ..acceptance.layer import execution_device
 from ..drafting.informed.config import is_eagle3
@@ -75,7 +76,7 @@ def load_draft(
     speculators. One without an embedding uses the target's, which is neither copied nor saved with it.
 
     Args:
-        name_or_path (`str`): a folder, or an id on the Hub.
+        name_or_path (`str`): a folder, or an id on the Hub; that of an acceptance head loads its draft with the head.
         target (`PreTrainedModel`): the model that the draft is for.
         target_layers (`list[int]`, *optional*): which of the target's `hidden_states` an EAGLE-3 draft reads, in place
             of those that its configuration names. Published ids have two meanings, see `drafting.informed.config`.
@@ -94,6 +95,15 @@ def load_draft(
     name, hub = str(name_or_path), {key: kwargs[key] for key in HUB if key in kwargs}
     check_folder(name)
     with found(name):
+        head = find_adapter_config_file(name, **hub)
+        if head is not None:
+            base = json.loads(Path(head).read_text()).get("base_model_name_or_path")
+            if base is None:
+                raise ValueError(f"the head {name!r} does not say what draft it is for: load that, then load_adapter")
+            own = {key: value for key, value in kwargs.items() if key not in ("revision", "subfolder")}
+            draft = load_draft(base, target, target_layers, prompts, **own)
+            draft.load_adapter(name, adapter_kwargs=hub)
+            return draft
         config, _ = PreTrainedConfig.get_config_dict(name, **hub)
         if is_eagle3(config):
             draft = Eagle3ForCausalLM.from_pretrained(name, **{"dtype": target.dtype, **kwargs})

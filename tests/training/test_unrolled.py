@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, load_draft
 from hf_specdecpp.cli import app
 from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.drafting.pair import active_head_config
 from hf_specdecpp.evidence.replay import replay
 from hf_specdecpp.evidence.trace import record_trace, record_trees
 from hf_specdecpp.stopping import CostProfile
@@ -142,8 +143,8 @@ def test_from_labels_to_a_head_that_stops_it(informed, folder, tmp_path):
         tmp_path / "b.json",
     )  # fmt: skip
     target = informed[0]
-    draft = load_draft(folder / "draft", target)
-    draft.load_adapter(str(tmp_path / "head"))
+    draft = load_draft(tmp_path / "head", target)
+    assert active_head_config(draft).target_signature
     settings = {"max_new_tokens": 20, "do_sample": False}
     plain = target.generate(prompt(), **settings).tolist()
     found = target.generate(prompt(), assistant_model=draft, candidate_generator=SpecDecPP, **settings)
