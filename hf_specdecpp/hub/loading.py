@@ -107,6 +107,11 @@ def load_draft(
         config, _ = PreTrainedConfig.get_config_dict(name, **hub)
         if is_eagle3(config):
             draft = Eagle3ForCausalLM.from_pretrained(name, **{"dtype": target.dtype, **kwargs})
+            if target_layers is not None and len(target_layers) != draft.config.num_taps:
+                raise ValueError(
+                    f"target_layers={target_layers} names {len(target_layers)} hidden states, and {name!r} reads "
+                    f"{draft.config.num_taps}: name as many"
+                )
             draft.config.target_layers = target_layers or draft.config.target_layers
             draft.borrow(target)
         elif target_layers is not None:

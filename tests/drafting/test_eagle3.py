@@ -168,6 +168,14 @@ def test_what_does_not_fit_is_one_sentence(target, tmp_path, tensors, config, se
     assert "\n" not in str(caught.value)
 
 
+def test_as_many_layers_are_named_as_the_draft_reads(target, tmp_path):
+    random_draft().save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"target_layers=\[0, 1\] names 2 hidden states, and .* reads 3: name as many"
+    ):
+        load_draft(tmp_path, target, [0, 1])
+
+
 def test_a_draft_for_another_vocabulary_is_one_sentence(tmp_path):
     random_draft().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="for a target with a vocabulary of 264, and this one has 300"):
