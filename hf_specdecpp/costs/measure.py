@@ -41,6 +41,7 @@ def measure_costs(
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size // 8, (1, context_length), generator=generator).to(target.device)
     sequences = Sequences(ids, [0], context_length + 2 * max_draft_length)
+    sequences.prompt_length -= 1  # as in a round: the newest token is a generated one
     law = Law(LogitsProcessorList(), Decoding(), sequences, vocab_size)
     pair = Pair.of(draft, StoppingConfig(rule="fixed", settings={"length": 1}))
     rule = make_rule("cumulative-confidence" if pair.head is None else "specdec++", 1.0, {})

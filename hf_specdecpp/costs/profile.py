@@ -58,7 +58,8 @@ class CostProfile:
 class RunningCosts:
     """Learns a `CostProfile` from the rounds of a run, by running medians, which one slow round does not move.
 
-    Batches of different sizes cost differently, so each size has its own.
+    Batches of different sizes cost differently, so each size has its own. A size that was not seen drafting yet costs
+    what the nearest size does for as many tokens, whatever texts they are of.
 
     Args:
         window (`int`): rounds remembered for each length.
@@ -83,23 +84,35 @@ class RunningCosts:
         lengths = self.verify.setdefault(rows, {})
         lengths.setdefault(drafted + 1 if width is None else width, deque(maxlen=self.window)).append(target_seconds)
 
-    def rounds(self, rows: int = 1) -> int:
-        """How many rounds of so many texts are remembered."""
-        return sum(map(len, self.verify.get(rows, {}).values()))
+    def rounds(self) -> int:
+        """How many rounds are remembered."""
+        return sum(len(seconds) for lengths in self.verify.values() for seconds in lengths.values())
 
     def profile(self, rows: int = 1, drafts: bool = True) -> CostProfile | None:
         """What is known so far; `None` before plain rounds and drafted ones were both seen.
 
         Without `drafts` no model drafts, and what its passes would cost need not be known.
+        """
+        known = [n for n, seen in self.verify.items() if 1 in seen and (n in self.draft if drafts else len(seen) > 1)]
+        if not known:
+            return None
+        nearest = min(known, key=lambda n: abs(math.log(n / rows)))
+        costs = self._verification(nearest)
+        if nearest != rows:
+            costs = scaled(costs, rows / nearest)
+            own = self.verify.get(rows, {})
+            if 1 in own:
+                costs = [max(cost + median(own[1]) - costs[0], costs[0] / 2) for cost in costs]
+        return CostProfile(median(self.draft[nearest]) if nearest in self.draft else math.inf, tuple(costs))
+
+    def _verification(self, rows: int) -> list[float]:
+        """Of passes over 1, 2, ... tokens of so many texts.
 
         More tokens never cost less: medians that say so are pooled (isotonic regression by pooling adjacent
         violators, weighted by the number of rounds). Between measured lengths the costs are interpolated.
         """
-        verify = self.verify.get(rows, {})
-        if (drafts and rows not in self.draft) or 1 not in verify or (not drafts and len(verify) < 2):
-            return None
         pools: list[tuple[float, int, list[int]]] = []
-        for n, seconds in sorted(verify.items()):
+        for n, seconds in sorted(self.verify[rows].items()):
             pool = (median(seconds), len(seconds), [n])
             while pools and pools[-1][0] >= pool[0]:
                 mean, weight, lengths = pools.pop()
@@ -110,5 +123,14 @@ class RunningCosts:
         costs = []
         for (a, s), (b, t) in pairwise(known):
             costs += [s + (t - s) * (n - a) / (b - a) for n in range(a, b)]
-        draft = median(self.draft[rows]) if rows in self.draft else math.inf
-        return CostProfile(draft, (*costs, known[-1][1]))
+        return [*costs, known[-1][1]]
+
+
+def scaled(costs: list[float], ratio: float) -> list[float]:
+    """What `ratio` times 1, 2, ... tokens cost, given the costs of 1, 2, ...; their lines go on at the ends."""
+    costs, found = costs if len(costs) > 1 else costs * 2, []
+    for n in range(1, max(math.ceil(len(costs) / ratio), 2) + 1):
+        place = n * ratio - 1
+        before = min(max(math.floor(place), 0), len(costs) - 2)
+        found.append(costs[before] + (place - before) * (costs[before + 1] - costs[before]))
+    return [max(cost, costs[0] / 2) for cost in found]

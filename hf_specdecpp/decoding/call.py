@@ -73,7 +73,7 @@ def decode(
     sequences = Sequences(input_ids.to(model.device), texts.padding, generation_config.max_length)
     law = Law(logits_processor, decoding_of(generation_config, drafting.coupling), sequences, vocab_size)
     ending = Ending(stopping_criteria, streamer, sequences)
-    rules, running = pair.rules(pair.settings(generation_config), input_ids.shape[1], len(input_ids), model)
+    rules, experience = pair.rules(pair.settings(generation_config), input_ids.shape[1], len(input_ids), model)
     can_branch = can_take_masks(model) and (pair.draft is None or can_take_masks(pair.draft))
     if len(input_ids) > 1 and not can_branch:
         raise ValueError(
@@ -89,7 +89,7 @@ def decode(
     target = Engine(model, texts.padding_of_cache, taps)
     unread = texts.read_first(target, sequences.room, generation_config.prefill_chunk_size)
     listeners = [statistics.hear for statistics in active_statistics()]
-    Speculation(target, drafter, rules, law, sequences, ending, outputs, listeners, running, scope).run(unread)
+    Speculation(target, drafter, rules, law, sequences, ending, outputs, listeners, experience, scope).run(unread)
     if streamer is not None:
         streamer.end()
     if texts.cache is not None:

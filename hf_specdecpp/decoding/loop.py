@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..drafting.draft import Draft
 from ..drafting.drafter import Drafter
-from ..stopping import ONE_TEXT, Plan, Round, RunningCosts, Scope, StoppingRule
+from ..stopping import ONE_TEXT, Experience, Plan, Round, Scope, StoppingRule
 from .ending import Ending
 from .engine import Engine
 from .law import Law
@@ -28,7 +28,7 @@ class Speculation:
     Attributes:
         rules (`list[StoppingRule]`): of each row of the batch; rows may share one.
         listeners: called with what happened in each round of each row.
-        running (`RunningCosts`, *optional*): is told each round before the rules are.
+        experience (`Experience`, *optional*): is told each round before the rules are.
         scope (`Scope`): what a round may be, whatever the number of rows that go on.
     """
 
@@ -40,9 +40,10 @@ class Speculation:
     ending: Ending
     outputs: Outputs
     listeners: list[Callable[[Round], None]]
-    running: RunningCosts | None = None
+    experience: Experience | None = None
     scope: Scope = ONE_TEXT
     draft_is_new: bool = True  # it reads the prompt in its first pass
+    is_new: bool = True  # the target does so in its own
 
     @torch.no_grad()
     def run(self, prompt: Tensor) -> None:
@@ -51,24 +52,23 @@ class Speculation:
         Args:
             prompt (`torch.LongTensor` of shape `(rows, n)`): what the target has not read of the texts.
         """
-        begin = time.perf_counter()
-        draft = Draft([[] for _ in self.sequences.going], ["prompt"] * len(prompt))
-        logits = self.target.read(prompt, keep=1).logits
-        self._advance(draft, prompt[:, -1:], logits, begin, begin, newest=prompt.shape[1] - 1)
+        before = prompt[:, :-1]
         while self.sequences.going:
             begin = time.perf_counter()
             draft = self.drafter.draft(self._plans())
             drafted = time.perf_counter()
             tokens, parents = self._newest_and(draft)
-            logits = self.target.read(tokens, parents).logits
-            self._advance(draft, tokens, logits, begin, drafted)
+            logits = self.target.read(torch.cat((before, tokens), dim=-1), parents, keep=1 + draft.most).logits
+            self._advance(draft, tokens, logits, begin, drafted, newest=before.shape[1])
+            before, self.is_new = before[: len(self.sequences.going), :0], False
         self.ending.trim()
         self.law.leave()
 
     def _plans(self) -> list[Plan]:
-        """Of each row that goes on; rows that share a rule share its plan."""
+        """Of each row that goes on; rows that share a rule share its plan. Beside the prompt only chains are read."""
         rules = [self.rules[row] for row in self.sequences.going]
-        plans = {rule: rule.plan(replace(self.scope, rows=rules.count(rule))) for rule in dict.fromkeys(rules)}
+        scope = replace(self.scope, branches=1) if self.is_new else self.scope
+        plans = {rule: rule.plan(replace(scope, rows=rules.count(rule))) for rule in dict.fromkeys(rules)}
         return [plans[rule] for rule in rules]
 
     def _newest_and(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
@@ -82,9 +82,7 @@ class Speculation:
         padded = [own + [-1] * (draft.most - len(own)) for own in draft.parents]
         return tokens, torch.tensor([[-1, *(parent + 1 for parent in own)] for own in padded])
 
-    def _advance(
-        self, draft: Draft, read: Tensor, logits: Tensor, begin: float, drafted: float, newest: int = 0
-    ) -> None:
+    def _advance(self, draft: Draft, read: Tensor, logits: Tensor, begin: float, drafted: float, newest: int) -> None:
         """From what the target says to longer texts: verify, append until the end, keep, tell, leave.
 
         Args:
@@ -159,11 +157,11 @@ class Speculation:
                 draft_seconds=draft_seconds if first else None, target_seconds=target_seconds if first else None,
                 parents=None if draft.is_chain else draft.parents[number], path=paths[number],
                 new_tokens=counts[number], rows=len(counts), passes=draft.passes, width=1 + draft.most,
-                reads_prompt=is_first or reason == "prompt", stop_reason=reason,
+                reads_prompt=is_first or self.is_new, stop_reason=reason,
             )  # fmt: skip
-            if self.running is not None:
-                self.running.hear(round)
-            if reason not in ("prompt", "no_room"):
+            if self.experience is not None:
+                self.experience.hear(round)
+            if reason != "no_room":
                 self.rules[row].end(round)
             for listener in self.listeners:
                 listener(round)

@@ -92,7 +92,7 @@ class SpecDecPP(AssistedCandidateGenerator):
         processors = LogitsProcessorList() if logits_processor is None else logits_processor
         law = Law(processors, decoding_of(generation_config, "rejection"), self.sequences, vocab_size)
         settings = self.pair.settings(generation_config)
-        [self.rule], self.running = self.pair.rules(settings, input_ids.shape[1], 1, target_model)
+        [self.rule], self.experience = self.pair.rules(settings, input_ids.shape[1], 1, target_model)
         eos = generation_config.eos_token_id
         eos = set() if eos is None else set(torch.as_tensor(eos).flatten().tolist())
         self.drafter = self.pair.drafter(law, self.sequences, self.rule, eos)
@@ -141,8 +141,8 @@ class SpecDecPP(AssistedCandidateGenerator):
         )  # fmt: skip
         self.reads_prompt = False
         if self.stop_reason != "no_room":
-            if self.running is not None:
-                self.running.hear(round)
+            if self.experience is not None:
+                self.experience.hear(round)
             self.rule.end(round)
 
 

@@ -82,7 +82,8 @@ class ModelDrafter:
         limits = [room if plan.cap is None else min(plan.cap, room) for plan, room in zip(plans, rooms, strict=True)]
         draft = Draft([[] for _ in plans], ["no_room" if room < 1 else "no_draft" for room in rooms])
         frontier: list[Place] = [(row, None) for row, limit in enumerate(limits) if limit > 0]
-        if not frontier:
+        # Beside the prompt, in the first round, the target has read nothing yet that a draft could read.
+        if not frontier or (self.taps is not None and not self.sequences.generated(going[0])):
             return draft
         behind = self._catch_up([row for row, _ in frontier])
         if all(plan.is_blind for plan in plans) and self.law.is_blind and not self.needs:

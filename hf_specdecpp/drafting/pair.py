@@ -19,7 +19,7 @@ from ..decoding.law import Law
 from ..decoding.mode import Decoding
 from ..decoding.sequences import Sequences
 from ..decoding.taps import Taps
-from ..stopping import ONE_TEXT, CostAware, RunningCosts, Scope, StoppingConfig, StoppingRule
+from ..stopping import ONE_TEXT, CostAware, Experience, Scope, StoppingConfig, StoppingRule
 from .drafter import Drafter
 from .informed.config import layers_read
 from .judge import Judge
@@ -30,9 +30,8 @@ from .recycling import Recycling
 
 logger = logging.get_logger(__name__)
 
-# What rounds cost, by draft and by how target and draft run, so that a rule which measures need not begin anew in
-# every generation.
-_running_costs: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], RunningCosts]] = WeakKeyDictionary()
+# What generations showed, by draft and by how target and draft run, so that none has to begin anew.
+_experience: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], Experience]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -88,23 +87,24 @@ class Pair:
 
     def rules(
         self, settings: StoppingConfig, length: int, rows: int, target: PreTrainedModel | None
-    ) -> tuple[list[StoppingRule], RunningCosts | None]:
+    ) -> tuple[list[StoppingRule], Experience | None]:
         """The rules of one generation from prompts of `length` tokens, one for each of its rows or one for all.
 
-        Also what rounds cost, where the rule counts seconds: the caller adds each round to it before the rule's `end`.
+        Also what the pair showed, where the rule counts seconds: the caller adds each round to it before the rule's
+        `end`.
         """
-        running = stored = None
+        experience = stored = None
         if settings.needs_seconds:
-            running = RunningCosts()
+            experience = Experience()
             if target is not None:
                 key = (str(torch.get_num_threads()), *running_as(target))
                 key += running_as(self.draft) if self.draft else ()
-                running = _running_costs.setdefault(self.draft or target, {}).setdefault(key, running)
+                experience = _experience.setdefault(self.draft or target, {}).setdefault(key, experience)
                 stored = stored_calibration(target, self.draft) if self.draft else None
-        rule = settings.new_rule(running, stored and stored.at(length))
+        rule = settings.new_rule(experience, stored and stored.at(length))
         if rule.shared:
-            return [rule] * rows, running
-        return [rule, *(settings.new_rule() for _ in range(rows - 1))], running
+            return [rule] * rows, experience
+        return [rule, *(settings.new_rule() for _ in range(rows - 1))], experience
 
     def sources(self, rule: StoppingRule, asked: tuple[str, ...] | None) -> tuple[str, ...]:
         """What proposes in a generation by `rule`: what was asked for, else all that the rule can weigh.

@@ -25,10 +25,21 @@ class Replay:
     plain_seconds: float = 0.0
     lengths: list[int] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Counts the pass over a prompt, from which the first token comes."""
+    def add(self, begin: int, drafted: int, accepted: int, new_tokens: int, seconds: float, plain: float) -> None:
+        """Counts a round.
+
+        Args:
+            begin (`int`): tokens generated before it.
+            seconds (`float`), plain (`float`): of the round, and of a step of plain decoding. Both read the prompt,
+                from which their first token comes: of that round what is beyond a step counts.
+        """
         self.rounds += 1
-        self.tokens += 1
+        self.tokens += new_tokens
+        self.drafted += drafted
+        self.accepted += accepted
+        self.seconds += seconds - (0.0 if begin else plain)
+        self.plain_seconds += (new_tokens - (not begin)) * plain
+        self.lengths.append(drafted)
 
     @property
     def verification_rate(self) -> float:
@@ -57,22 +68,16 @@ def replay(
     """
     total = Replay()
     for trace in traces:
-        rule, begin = new_rule(), 1
-        total.begin()
+        rule, begin = new_rule(), 0
         while begin < len(trace.target_ids):
             room = trace.max_new_tokens - begin - 1
-            round = drafted_round(trace, trace.drafts[begin], rule.plan(scope), room)
+            plan = rule.plan(scope if begin else replace(scope, branches=1))  # as the loop does beside the prompt
+            round = drafted_round(trace, trace.drafts[begin], plan, room)
             new_tokens = min(round.accepted + 1, len(trace.target_ids) - begin)
             seconds = round.passes * costs.draft_seconds, costs.verification(round.width)
             if room > 0:
-                rule.end(replace(round, draft_seconds=seconds[0], target_seconds=seconds[1]))
-            total.rounds += 1
-            total.tokens += new_tokens
-            total.drafted += len(round.drafted)
-            total.accepted += round.accepted
-            total.seconds += sum(seconds)
-            total.plain_seconds += new_tokens * costs.verification(1)
-            total.lengths.append(len(round.drafted))
+                rule.end(replace(round, draft_seconds=seconds[0], target_seconds=seconds[1], reads_prompt=not begin))
+            total.add(begin, len(round.drafted), round.accepted, new_tokens, sum(seconds), costs.verification(1))
             begin += new_tokens
     return total
 
@@ -84,7 +89,8 @@ def drafted_round(trace: Trace, draft: Draft, plan: Plan, room: int) -> Round:
         ValueError: if it may draft more than the trace holds.
     """
     longest = max((token.position for token in draft.tokens), default=0)
-    if room > 0 and plan.cap is not None and plan.cap > longest and not draft.ended and draft.parents is None:
+    is_short = plan.cap is not None and 0 < longest < plan.cap  # none at all: the draft had nothing to read yet
+    if room > 0 and is_short and not draft.ended and draft.parents is None:
         raise ValueError(
             f"the rule may draft {plan.cap} tokens, but the traces hold drafts of {longest}: record longer ones, or "
             "bound the rule"
@@ -130,21 +136,12 @@ def tree_round(draft: Draft, plan: Plan, limit: int) -> Round:
 
 def oracle(traces: Iterable[Trace], costs: CostProfile) -> Replay:
     """Hindsight: drafts exactly the tokens that will be accepted (Lemma 2.1 of arXiv 2405.19715), where that pays."""
-    total = Replay()
+    total, plain = Replay(), costs.verification(1)
     for trace in traces:
-        begin = 1
-        total.begin()
+        begin = 0
         while begin < len(trace.target_ids):
-            left = len(trace.target_ids) - begin
-            most = min(trace.drafts[begin].accepted, left - 1)
-            plain = costs.verification(1)
+            most = min(trace.drafts[begin].accepted, len(trace.target_ids) - begin - 1)
             length = max(range(most + 1), key=lambda k: (k + 1) - costs.round(k) / plain)
-            total.rounds += 1
-            total.tokens += length + 1
-            total.drafted += length
-            total.accepted += length
-            total.seconds += costs.round(length)
-            total.plain_seconds += (length + 1) * plain
-            total.lengths.append(length)
+            total.add(begin, length, length, length + 1, costs.round(length), plain)
             begin += length + 1
     return total

@@ -28,7 +28,7 @@ class GenerationStatistics:
         stop_reasons (`Counter`): why rounds of drafting ended, where the candidate generator says: what the rule
             looked at, `max_draft_length`, `end_of_sequence` of a drafted token, `max_length` or `no_room` of the
             text or of what the draft can read, the source (`lookup`, `recycling`) that proposed without the model,
-            `no_draft` for plain decoding, `prompt` for the pass over the prompt.
+            `no_draft` for plain decoding.
         draft_seconds (`float`), target_seconds (`float`): time in drafting, and in verification with its bookkeeping.
         drafted_by (`Counter`), accepted_by (`Counter`): drafted tokens, and those of them in the output, by source:
             `"model"`, `"lookup"` or `"recycling"`.

@@ -231,14 +231,14 @@ def record_trace(
     layers, taps = layers_read(draft.config, target.config), None
     if layers:
         logits, taps = read_whole(target, known, layers)
-        check_prompt(prompt)
     elif decoding.do_sample:
         logits = target(known.to(target.device)).logits
     if decoding.do_sample:
         target_logits = logits[0, first - 1 : -1].to(device)
     branches = Branches(draft, known[:, :-1].to(device), vocab_size, None if taps is None else taps[:, :-1])
-    drafts, kept = [], []
-    for begin in torch.arange(len(response), device=device).split(DRAFTS_PER_PASS):
+    # A draft that reads the target's states has none beside the prompt.
+    drafts, kept = [Draft([], 0)] if layers else [], []
+    for begin in torch.arange(len(drafts), len(response), device=device).split(DRAFTS_PER_PASS):
         logits, states, drawn = *branches.begin(begin + first), None
         followed = torch.ones_like(begin, dtype=torch.bool)  # the drafts that are what the target said so far
         found, found_states = [], []
@@ -307,7 +307,6 @@ def record_trees(
     rule = Recorder(head is not None, branches, depth, expanded)
     taps = pair.taps(target, 1)
     if taps is not None:
-        check_prompt(prompt)
         whole = torch.tensor([prompt + response])
         states = read_whole(target, whole, taps.layers)[1][0].to(draft.device)
         taps.kept[0].append(states[: len(prompt) - 1])
@@ -326,14 +325,6 @@ def record_trees(
         law.passed()
     late = head is not None and head[1].reads == "after"
     return Trace(response, max_new_tokens, drafts, judged_late=late)
-
-
-def check_prompt(prompt: list[int]) -> None:
-    """Raises `ValueError` for a prompt behind which a draft that reads the target's states has none to read."""
-    if len(prompt) < 2:
-        raise ValueError(
-            "the draft reads the target's states of all tokens but the first: give prompts of two or more"
-        )
 
 
 def walk(nodes: list[Node], parents: list[int], tokens: list[int]) -> list[int]:

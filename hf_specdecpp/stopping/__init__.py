@@ -3,6 +3,7 @@
 from ..costs.profile import CostProfile, RunningCosts
 from .config import RULES, StoppingConfig
 from .cost_aware import CostAware
+from .experience import Experience
 from .plan import Plan
 from .round import DraftedToken, Round, Scope
 from .rule import ONE_TEXT, StoppingRule
@@ -13,6 +14,7 @@ __all__ = [
     "CostAware",
     "CostProfile",
     "DraftedToken",
+    "Experience",
     "Plan",
     "Round",
     "RunningCosts",

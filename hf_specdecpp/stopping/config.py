@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Protocol, get_type_hints
 
-from ..costs.profile import CostProfile, RunningCosts
+from ..costs.profile import CostProfile
 from .cost_aware import CostAware
+from .experience import Experience
 from .rule import StoppingRule
 from .rules import (
     AcceptanceThreshold,
@@ -142,15 +143,15 @@ class StoppingConfig:
             self, threshold=threshold, min_draft_length=low, max_draft_length=high, rule=rule, settings=settings
         )
 
-    def new_rule(self, running: RunningCosts | None = None, costs: CostProfile | None = None) -> StoppingRule:
+    def new_rule(self, experience: Experience | None = None, costs: CostProfile | None = None) -> StoppingRule:
         """The rule of filled settings, for one generation.
 
         Args:
-            running (`RunningCosts`, *optional*), costs (`CostProfile`, *optional*): what the pair cost so far, and
+            experience (`Experience`, *optional*), costs (`CostProfile`, *optional*): what the pair showed so far, and
                 when it was calibrated, for rules that count seconds and whose settings name no costs. The caller adds
-                each round to `running`, before the rule's `end`.
+                each round to `experience`, before the rule's `end`.
         """
-        rule = make_rule(self.rule, self.threshold, self.settings, running, costs)
+        rule = make_rule(self.rule, self.threshold, self.settings, experience, costs)
         return Bounded(rule, self.min_draft_length, self.max_draft_length)
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def make_rule(
     name: str,
     threshold: float | None,
     settings: Mapping[str, Any],
-    running: RunningCosts | None = None,
+    experience: Experience | None = None,
     costs: CostProfile | None = None,
     filled: bool = True,
 ) -> StoppingRule:
@@ -210,9 +211,9 @@ def make_rule(
                 f"the rule {name!r} needs settings={{'rules': [...]}}, each a StoppingConfig as a dictionary, and has "
                 "no other settings"
             )
-        return RULES[name](*(make_rule(**part_of(name, part), running=running, costs=costs) for part in parts))
+        return RULES[name](*(make_rule(**part_of(name, part), experience=experience, costs=costs) for part in parts))
     known = get_type_hints(RULES[name].__init__)
-    is_timed = known.pop("running", None) is not None
+    is_timed = known.pop("experience", None) is not None
     unknown = sorted(set(arguments) - set(known))
     if unknown:
         raise ValueError(
@@ -228,7 +229,7 @@ def make_rule(
     if not isinstance(arguments.get("costs"), CostProfile | None):
         arguments["costs"] = costs_of(arguments["costs"])
     if is_timed and arguments.get("costs") is None:
-        arguments |= {"running": running, "costs": costs}
+        arguments |= {"experience": experience, "costs": costs}
     return RULES[name](**arguments)
 
 

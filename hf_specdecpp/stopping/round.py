@@ -80,6 +80,10 @@ class Round:
             if parent in on_path:
                 yield token, number in on_path
 
+    def verdicts(self) -> Iterator[tuple[DraftedToken, bool]]:
+        """`verified` less the token that the end of the text, not the target, may have cut off."""
+        return ((token, accepted) for token, accepted in self.verified() if accepted or not self.censored)
+
 
 @dataclass(frozen=True)
 class Scope:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..costs.profile import CostProfile, RunningCosts
+from ..costs.profile import CostProfile
+from .experience import Experience
 from .plan import Plan
 from .round import Round, Scope
 
@@ -40,22 +41,22 @@ class TimedRule(StoppingRule):
 
     Args:
         costs (`CostProfile`, *optional*): what a round costs; nothing is learned then.
-        running (`RunningCosts`, *optional*): what the pair cost so far. Rules may share it, so whoever gives it adds
-            the rounds.
+        experience (`Experience`, *optional*): what the pair showed so far. Rules may share it, so whoever gives it
+            adds the rounds.
     """
 
     needs = frozenset({"seconds"})
     shared = True
 
-    def __init__(self, costs: CostProfile | None = None, running: RunningCosts | None = None):
+    def __init__(self, costs: CostProfile | None = None, experience: Experience | None = None):
         self.costs = costs
-        self.learns = costs is None and running is None
-        self.running = RunningCosts() if running is None else running
+        self.learns = costs is None and experience is None
+        self.experience = Experience() if experience is None else experience
 
     def current_costs(self, rows: int = 1, drafts: bool = True) -> CostProfile | None:
         """What a round of so many texts costs as far as is known; `None` while too little was measured."""
-        return self.costs or self.running.profile(rows, drafts)
+        return self.costs or self.experience.costs.profile(rows, drafts)
 
     def end(self, round: Round) -> None:
         if self.learns:
-            self.running.hear(round)
+            self.experience.hear(round)

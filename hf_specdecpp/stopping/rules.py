@@ -13,7 +13,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import ClassVar
 
-from ..costs.profile import CostProfile, RunningCosts
+from ..costs.profile import CostProfile
+from .experience import Experience
 from .plan import Plan
 from .round import DraftedToken, Round, Scope
 from .rule import ONE_TEXT, StoppingRule, TimedRule
@@ -195,8 +196,8 @@ class Goodput(TimedRule):
     reason = "length"
     average: ClassVar[float] = 0.9  # weight of the past
 
-    def __init__(self, costs: CostProfile | None = None, running: RunningCosts | None = None, max_length: int = 20):
-        super().__init__(costs, running)
+    def __init__(self, costs: CostProfile | None = None, experience: Experience | None = None, max_length: int = 20):
+        super().__init__(costs, experience)
         self.max_length = max_length
         self.acceptance = 0.7
 
@@ -207,7 +208,7 @@ class Goodput(TimedRule):
         """Tokens to draft next."""
         costs = self.current_costs(rows)
         if costs is None:
-            return (4, 0)[self.running.rounds(rows) % 2]
+            return (4, 0)[self.experience.costs.rounds() % 2]
         best, chosen = 0.0, 0
         for k in range(self.max_length + 1):
             a = min(self.acceptance, 0.999)
@@ -238,11 +239,11 @@ class DropIn(TimedRule):
     def __init__(
         self,
         costs: CostProfile | None = None,
-        running: RunningCosts | None = None,
+        experience: Experience | None = None,
         window: int = 16,
         max_length: int = 20,
     ):
-        super().__init__(costs, running)
+        super().__init__(costs, experience)
         self.max_length = max_length
         self.recent: deque[tuple[int, int]] = deque(maxlen=window)
 
@@ -253,7 +254,7 @@ class DropIn(TimedRule):
         """Tokens to draft next."""
         costs = self.current_costs(rows)
         if costs is None:
-            return (4, 0)[self.running.rounds(rows) % 2]
+            return (4, 0)[self.experience.costs.rounds() % 2]
         # One verified token of prior either way, so that nothing is ever certain.
         accepted, verified = (sum(column) for column in zip((1, 2), *self.recent, strict=True))
         a, c = accepted / verified, costs.draft_seconds / costs.verification(1)

@@ -254,7 +254,8 @@ def test_prompts_read_in_chunks(target, draft, mode, inputs):
         for chunk in (1, 4, 50):
             both(target, draft, lambda: read.append([]) or {}, **inputs, **mode, prefill_chunk_size=chunk)
             sizes = [min(chunk, length - begin) for begin in range(0, length, chunk)]
-            assert all(own[: len(sizes)] == sizes for own in read[-2:])
+            plain, ours = (own[: len(sizes)] for own in read[-2:])
+            assert plain == sizes and ours[:-1] == sizes[:-1] and ours[-1] >= sizes[-1]  # beside a draft
     finally:
         hook.remove()
 

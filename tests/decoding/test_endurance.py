@@ -62,7 +62,7 @@ def test_after_every_round_the_caches_hold_what_a_fresh_pass_over_the_text_leave
             **inputs, max_new_tokens=20, do_sample=True, top_k=8, eos_token_id=[2, 100, 200], assistant_model=draft,
             candidate_generator=SpecDecPP, stopping_config=config, drafting_config=drafting,
         )  # fmt: skip
-    assert len(rounds) > 5 and rounds[-1] > rounds[0] and 0 < stats.accepted < stats.drafted
+    assert len(rounds) > 5 and max(rounds) > rounds[0] and 0 < stats.accepted < stats.drafted
 
 
 def test_two_thousand_calls_leave_nothing_behind():

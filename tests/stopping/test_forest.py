@@ -168,10 +168,10 @@ def test_the_cost_aware_rule_learns_second_choices_from_trees():
     costs = CostProfile(0.05, (1.0, 1.001))
     rule, scope = CostAware(costs, uses_head=False), Scope(1, 3)
     tokens = [DraftedToken(1, 0.5, rank=1), DraftedToken(1, 0.3, rank=2), DraftedToken(2, 0.4, rank=1)]
-    before = rule.others[0].mean, rule.acceptance.mean
+    before = rule.seen.of_rank(2).mean, rule.acceptance.mean
     for _ in range(60):
         assert isinstance(rule.plan(scope), Forest)
         rule.end(Round(tokens, 1, parents=[-1, -1, 0], path=[1], passes=2, width=4))
-    assert rule.others[0].mean > before[0] + 0.2 and rule.acceptance.mean < before[1] - 0.2
+    assert rule.seen.of_rank(2).mean > before[0] + 0.2 and rule.acceptance.mean < before[1] - 0.2
     seen = list(Round(tokens, 1, parents=[-1, -1, 0], path=[1]).verified())
     assert [(token.rank, accepted) for token, accepted in seen] == [(1, False), (2, True)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hf_specdecpp.stopping import CostProfile, DraftedToken, Round, RunningCosts
+from hf_specdecpp.stopping import CostProfile, DraftedToken, Experience, Round
 from hf_specdecpp.stopping.rules import (
     AcceptanceThreshold,
     AdaEDL,
@@ -217,11 +217,12 @@ def test_all_of_counts_a_rule_that_caps_as_stopped_at_its_cap():
 
 def test_rules_that_share_their_costs_learn_them():
     """Each used to add the round, so the count that exploration goes by was always even."""
-    running = RunningCosts()
-    rule = AnyOf(Goodput(running=running), DropIn(running=running))
+    experience = Experience()
+    rule = AnyOf(Goodput(experience=experience), DropIn(experience=experience))
     caps = []
     for _ in range(3):
         caps.append(rule.plan().cap)
-        running.add(caps[-1], 0.1 * caps[-1], 1.0)
-        rule.end(Round([DraftedToken(i + 1) for i in range(caps[-1])], 0, False, 0.1 * caps[-1], 1.0))
-    assert caps[:2] == [4, 0] and running.rounds() == 3 and running.profile() is not None
+        round = Round([DraftedToken(i + 1) for i in range(caps[-1])], 0, False, 0.1 * caps[-1], 1.0)
+        experience.hear(round)
+        rule.end(round)
+    assert caps[:2] == [4, 0] and experience.costs.rounds() == 3 and experience.costs.profile() is not None

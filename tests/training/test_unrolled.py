@@ -56,8 +56,11 @@ def test_labels_are_those_of_rounds_drafted_alone(informed, decoding):
     rows = label_unrolled(target, draft, PROMPTS, responses, "mode", decoding, ["before", "after"], seed=0)
     depths = []
     for row, ids, response in zip(rows, PROMPTS, responses, strict=True):
-        begun = 0
+        assert row["mode_drawn"][0] == row["mode_acceptance"][0] == -1  # nothing is drafted beside the prompt
+        begun = 1
         for place, (drawn, token) in enumerate(zip(row["mode_drawn"], response, strict=True)):
+            if place == 0:
+                continue
             text = ids + response[:begun]
             logits, before = by_hand(target, draft, text, response[begun:place])
             _, after = by_hand(target, draft, text, [*response[begun:place], drawn])
@@ -93,10 +96,10 @@ def test_replay_and_generate_count_the_same(informed, config):
             )  # fmt: skip
         assert chains.target_ids == trees.target_ids == response
         found = replay([chains], config.filled_from(AcceptanceHeadConfig()).new_rule, CostProfile(0.1, (1.0, 1.1)))
-        assert found.lengths == [len(each.drafted) for each in rounds[1:]]
+        assert found.lengths == [len(each.drafted) for each in rounds]
         assert found.accepted == sum(each.accepted for each in rounds)
         # The chain in a tree is the chain.
-        for chain, tree in zip(chains.drafts, trees.drafts, strict=True):
+        for chain, tree in zip(chains.drafts[1:], trees.drafts[1:], strict=True):
             first = chain.tokens[0], tree.tokens[0]
             assert first[0].probability == pytest.approx(first[1].probability, abs=1e-4)
         drafted += found.drafted
@@ -104,12 +107,16 @@ def test_replay_and_generate_count_the_same(informed, config):
     assert drafted > 0
 
 
-def test_a_prompt_of_one_token_is_refused(informed):
+def test_a_prompt_of_one_token(informed):
     target, draft, _ = informed
-    with pytest.raises(ValueError, match="give prompts of two or more"):
-        record_trace(target, draft, [5], [6, 7], Decoding(), 2)
-    with pytest.raises(ValueError, match="give prompts of two or more"):
-        label_unrolled(target, draft, [[5]], [[6, 7]], "greedy", Decoding(), ["before"], 0)
+    text = target.generate(torch.tensor([[5]]), attention_mask=torch.ones(1, 1), max_new_tokens=6, do_sample=False)
+    response = text[0, 1:].tolist()
+    chains = record_trace(target, draft, [5], response, Decoding(), 6)[0]
+    trees = record_trees(target, draft, [5], Decoding(), 6, branches=2)
+    assert [len(trace.drafts) for trace in (chains, trees)] == [6, 6] and chains.drafts[0].tokens == []
+    for response_ids in (response, response[:1]):
+        [row] = label_unrolled(target, draft, [[5]], [response_ids], "greedy", Decoding(), ["before"], 0)
+        assert len(row["greedy_drawn"]) == len(response_ids) and len(row["greedy_before"]) == 32 * len(response_ids)
 
 
 @pytest.fixture(scope="module")
