@@ -123,7 +123,10 @@ class RunningCosts:
         costs = []
         for (a, s), (b, t) in pairwise(known):
             costs += [s + (t - s) * (n - a) / (b - a) for n in range(a, b)]
-        return [*costs, known[-1][1]]
+        (first, least), (last, most) = known[0], known[-1]
+        if len(pools[-1][2]) > 1 and least < most:  # what lies beyond is not free, it rises as all do on the average
+            return [*costs, most, most + (most - least) / (last - first)]
+        return [*costs, most]
 
 
 def scaled(costs: list[float], ratio: float) -> list[float]:

@@ -20,6 +20,7 @@ from ..decoding.mode import Decoding
 from ..decoding.sequences import Sequences
 from ..decoding.taps import Taps
 from ..stopping import ONE_TEXT, CostAware, Experience, Scope, StoppingConfig, StoppingRule
+from .config import SOURCES
 from .drafter import Drafter
 from .informed.config import layers_read
 from .judge import Judge
@@ -116,7 +117,7 @@ class Pair:
         if asked is None:
             if self.draft is None:
                 return ("lookup", "recycling")
-            return ("model", "lookup") if weighs else ("model",)
+            return SOURCES if weighs else ("model",)
         if ("model" in asked) != (self.draft is not None):
             raise ValueError(
                 f"sources={asked!r} and assistant_model contradict each other: 'model' is the assistant_model"

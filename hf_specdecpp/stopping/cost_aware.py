@@ -66,8 +66,8 @@ class CostAware(TimedRule):
 
     @property
     def throughput(self) -> float:
-        """Tokens a second of rounds that draft, in the long run, of all texts together."""
-        return self.scope.rows * self.tokens / (self.steps * self.known.verification(1))
+        """Tokens a second in the long run, of all texts together: of rounds that draft, or of plain decoding."""
+        return self.scope.rows * max(self.tokens / self.steps, 1.0) / self.known.verification(1)
 
     def expect(self, drafts: bool = True, rounds: float = 8.0) -> None:
         """Begins the long run with what earlier ones came to, or else with what the best fixed length should do.

@@ -107,7 +107,7 @@ def test_generate_finds_what_was_calibrated(target, draft):
                 prompt(), assistant_model=draft, candidate_generator=SpecDecPP, max_new_tokens=40, do_sample=False,
                 stopping_config=StoppingConfig(rule="cost-aware"),
             )  # fmt: skip
-        drafted.append(stats.drafted)
+        drafted.append(stats.drafted_by["model"])
     assert drafted[0] > 3 * drafted[1]
     assert json.loads(next(calibration.CACHE.glob("*.json")).read_text())["pair"]["draft"].endswith(
         "float32 sdpa not quantised"

@@ -67,6 +67,15 @@ def test_a_batch_of_another_size_costs_what_its_tokens_cost():
     assert running.profile(4).draft_seconds == pytest.approx(0.2)
 
 
+def test_what_was_not_measured_is_not_free():
+    """Noise made the widest passes look alike; the line through them said that any width costs the same."""
+    running = RunningCosts()
+    for drafted, seconds in ((0, 1.0), (1, 1.5), (4, 2.1), (6, 1.9)):
+        running.add(drafted, 0.1, seconds)
+    found = running.profile()
+    assert found.verification(7) == pytest.approx(2.0) and found.verification(31) == pytest.approx(2.0 + 24 / 6)
+
+
 def test_costs_of_other_sizes_stay_positive():
     running = RunningCosts()
     running.add(0, 0.0, 1.0, rows=8)
