@@ -9,6 +9,7 @@ from .drafting.compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
 from .drafting.config import DraftingConfig
 from .evidence.statistics import GenerationStatistics, collect_stats
 from .generate import disable, enable
+from .hub.loading import load_draft
 from .hub.push import push_head
 from .stopping import StoppingConfig
 
@@ -25,6 +26,7 @@ __all__ = [
     "collect_stats",
     "disable",
     "enable",
+    "load_draft",
     "push_head",
 ]
 

@@ -83,9 +83,10 @@ def decode(
         )
     sources = pair.sources(rules[0], drafting.sources)
     scope = Scope(1, drafting.branches if can_branch else 1, drafting.max_nodes, sources)
-    drafter = pair.drafter(law, sequences, rules[0], ending.eos, scope, generation_config)
+    taps = pair.taps(model, len(input_ids)) if "model" in sources else None
+    drafter = pair.drafter(law, sequences, rules[0], ending.eos, scope, generation_config, taps)
     outputs = Outputs(len(input_ids), generation_config)
-    target = Engine(model, texts.padding_of_cache)
+    target = Engine(model, texts.padding_of_cache, taps)
     unread = texts.read_first(target, sequences.room, generation_config.prefill_chunk_size)
     listeners = [statistics.hear for statistics in active_statistics()]
     Speculation(target, drafter, rules, law, sequences, ending, outputs, listeners, experience, scope).run(unread)

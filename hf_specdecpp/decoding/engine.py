@@ -13,6 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from ..acceptance.layer import execution_device, listening
 from .cache import Slots, growing_cache
 from .masks import MASKED_ATTENTION, additive, ancestry, windows
+from .taps import Taps
 
 
 @dataclass
@@ -23,10 +24,13 @@ class Pass:
         logits (`torch.Tensor` of shape `(rows, kept, vocab_size)`): in the model's dtype.
         states (`torch.Tensor` of shape `(rows, tokens, hidden_size)`, *optional*): what an acceptance head reads, if
             the model carries one.
+        own (`torch.Tensor` of shape `(rows, tokens, hidden_size)`, *optional*): what a draft that reads states feeds
+            back to itself behind each token.
     """
 
     logits: Tensor
     states: Tensor | None
+    own: Tensor | None = None
 
 
 class Engine:
@@ -37,10 +41,11 @@ class Engine:
     Args:
         model (`PreTrainedModel`): decoder-only, its cache can be rolled back.
         padding (`list[int]`): for each row, how many of its first tokens are padding.
+        taps (`Taps`, *optional*): is given the hidden states that it asks for, of every token that is kept.
     """
 
-    def __init__(self, model: PreTrainedModel, padding: list[int]):
-        self.model, self.padding = model, padding
+    def __init__(self, model: PreTrainedModel, padding: list[int], taps: Taps | None = None):
+        self.model, self.padding, self.taps = model, padding, taps
         self.device = execution_device(model.get_input_embeddings())
         self.lengths = [0] * len(padding)
         self.slots = Slots()
@@ -51,7 +56,9 @@ class Engine:
         self.fresh = 0  # tokens read since `keep`, of each row
         self.parents: Tensor | None = None  # theirs, where they are no chain in rows of one length
 
-    def read(self, tokens: Tensor, parents: Tensor | None = None, keep: int | list[int] | None = None) -> Pass:
+    def read(
+        self, tokens: Tensor, parents: Tensor | None = None, keep: int | list[int] | None = None, **inputs: Tensor
+    ) -> Pass:
         """Passes over `tokens`.
 
         Args:
@@ -59,8 +66,9 @@ class Engine:
             parents (`torch.LongTensor` of shape `(rows, n)`, *optional*): on the host; the token before each, by its
                 number among those read since the last `keep`, -1 for the last that was kept. Left out, each token
                 follows the one before it.
-            keep (`int` or `list[int]`, *optional*): return the last so many logits, or those at these places; all if
-                left out.
+            keep (`int` or `list[int]`, *optional*): return the last so many logits and states, or those at these
+                places; all if left out.
+            inputs: what the model reads beside the tokens.
         """
         n = tokens.shape[1]
         self.slots.begin, self.slots.of_rows = max(self.lengths) + self.fresh, None
@@ -74,6 +82,8 @@ class Engine:
         self.fresh += n
         if keep is not None and self.keeps_logits:
             kwargs["logits_to_keep"] = torch.tensor(keep, device=self.device) if isinstance(keep, list) else keep
+        if self.taps is not None:
+            kwargs |= self.taps.asked
         with listening() as listener:
             outputs = self.model(
                 input_ids=tokens.to(self.device),
@@ -81,15 +91,22 @@ class Engine:
                 use_cache=True,
                 return_dict=True,
                 **kwargs,
+                **inputs,
             )
-        logits, states = outputs.logits, listener.hidden_states
-        if keep is not None and not self.keeps_logits:
+        if self.taps is not None:
+            self.taps.read(outputs)
+        logits, states, own = outputs.logits, listener.hidden_states, outputs.get("states")
+        if keep is not None:
             kept = keep if isinstance(keep, list) else slice(-keep, None)
-            logits, states = logits[:, kept], None if states is None else states[:, kept]
-        return Pass(logits, states)
+            own = None if own is None else own[:, kept]
+            if not self.keeps_logits:
+                logits, states = logits[:, kept], None if states is None else states[:, kept]
+        return Pass(logits, states, own)
 
     def keep(self, paths: list[list[int]]) -> None:
         """Adds to each text, in order, those of the tokens read since the last `keep` that its path names."""
+        if self.taps is not None:
+            self.taps.keep(paths)
         if any(path != list(range(len(path))) for path in paths):
             longest = max(map(len, paths))
             moved = torch.tensor([path + list(range(len(path), longest)) for path in paths])
@@ -103,6 +120,8 @@ class Engine:
 
     def leave(self, going: list[int]) -> None:
         """Goes on with the rows `going` alone. Says so between `keep` and `read`."""
+        if self.taps is not None:
+            self.taps.leave(going)
         index = torch.tensor(going, device=self.device)
         for layer in self.cache.layers:
             layer.keys, layer.values = (

@@ -89,7 +89,8 @@ def drafted_round(trace: Trace, draft: Draft, plan: Plan, room: int) -> Round:
         ValueError: if it may draft more than the trace holds.
     """
     longest = max((token.position for token in draft.tokens), default=0)
-    if room > 0 and plan.cap is not None and plan.cap > longest and not draft.ended and draft.parents is None:
+    is_short = plan.cap is not None and 0 < longest < plan.cap  # none at all: the draft had nothing to read yet
+    if room > 0 and is_short and not draft.ended and draft.parents is None:
         raise ValueError(
             f"the rule may draft {plan.cap} tokens, but the traces hold drafts of {longest}: record longer ones, or "
             "bound the rule"

@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from ..acceptance import AcceptanceHeadConfig
 from ..decoding import Decoding
+from ..drafting.informed.config import Eagle3Config
 
 PROJECT_URL = "https://github.com/hf-specdecpp/hf_specdecpp"
 INSTALLED_FROM = f"git+{PROJECT_URL}@v{version('hf_specdecpp')}"  # what pip takes
@@ -35,11 +36,11 @@ A PEFT adapter for {mode}, made with [hf_specdecpp]({project}):
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from hf_specdecpp import SpecDecPP
+from hf_specdecpp import {imports}
 
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto")
-draft = AutoModelForCausalLM.from_pretrained("{repo_id}", dtype="auto")  # the draft with this head
+draft = {load}  # the draft with this head
 inputs = tokenizer("Why is the sky blue?", return_tensors="pt")
 output = target.generate(
     **inputs, assistant_model=draft, candidate_generator=SpecDecPP, max_new_tokens=64,
@@ -96,7 +97,11 @@ def head_card(
     decoding = Decoding.stored(config.decoding)
     warpers = f"temperature {decoding.temperature:g}, top-k {decoding.top_k}, top-p {decoding.top_p:g}"
     mode = f"sampling ({warpers}, {decoding.coupling} coupling)"
+    imports, load = "SpecDecPP", f'AutoModelForCausalLM.from_pretrained("{repo_id}", dtype="auto")'
+    if (config.draft_signature or "").startswith(Eagle3Config.model_type):  # transformers alone cannot load it
+        imports, load = "SpecDecPP, load_draft", f'load_draft("{repo_id}", target=target)'
     body = CARD.format(
+        imports=imports, load=load,
         mark=UNWRITTEN[1], project=PROJECT_URL, installed_from=INSTALLED_FROM, draft=config.base_model_name_or_path,
         target=config.target_name_or_path, repo_id=repo_id,
         mode=mode if decoding.do_sample else "greedy decoding",
