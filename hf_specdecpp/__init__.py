@@ -11,6 +11,7 @@ from .drafting.lookup import LookupStore
 from .drafting.recycling import RecyclingTable
 from .evidence.statistics import GenerationStatistics, collect_stats
 from .generate import disable, enable
+from .hub.loading import load_draft
 from .hub.push import push_head
 from .stopping import StoppingConfig
 
@@ -29,6 +30,7 @@ __all__ = [
     "collect_stats",
     "disable",
     "enable",
+    "load_draft",
     "push_head",
 ]
 

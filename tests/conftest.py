@@ -33,6 +33,8 @@ from hf_specdecpp import AcceptanceHeadConfig, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.costs import store as calibration
 from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.drafting.informed.config import Eagle3Config
+from hf_specdecpp.drafting.informed.eagle3 import Eagle3ForCausalLM
 from hf_specdecpp.hub.data import fingerprint, tokenized_prompts
 from hf_specdecpp.stopping import Round
 from hf_specdecpp.training.label_folder import LabelsCard
@@ -104,6 +106,37 @@ def similar_draft(target, noise: float = 0.15, seed: int = 1):
         for parameter in draft.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * noise * parameter.std())
     return draft
+
+
+def informed_draft(target, texts: list[torch.Tensor], steps: int = 30, **config) -> Eagle3ForCausalLM:
+    """An EAGLE-3 draft that has learned some of what `target` says in `texts`, two tokens ahead."""
+    torch.manual_seed(0)
+    width = target.config.hidden_size
+    settings = {
+        "hidden_size": width, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 1, "vocab_size": VOCAB, "draft_vocab_size": VOCAB - 20,
+        "target_layers": list(range(target.config.num_hidden_layers + 1)),
+    }  # fmt: skip
+    draft = Eagle3ForCausalLM(Eagle3Config(**settings | config))
+    draft.borrow(target)
+    draft.lm_head.d2t.fill_(10)
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    rows = torch.where(torch.isin(ids, draft.lm_head.token_ids) & (ids > 0), ids - 10, -100)
+    with torch.no_grad():
+        states = target(ids, output_hidden_states=True).hidden_states
+    taps = torch.cat([states[layer] for layer in draft.config.target_layers], dim=-1)[:, :-2]
+    optimizer = torch.optim.Adam(draft.parameters(), 5e-3)
+    for _ in range(steps):
+        first = draft.model(ids[:, 1:-1], taps=taps)
+        second = draft.model(ids[:, 2:-1], states=first.states[:, :-1])
+        loss = sum(
+            torch.nn.functional.cross_entropy(draft.lm_head.compact_logits(o.last_hidden_state).mT, rows[:, begin:])
+            for o, begin in ((first, 2), (second, 3))
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return draft.eval()
 
 
 def randomise_head(model, scale: float = 0.4, seed: int = 3, name: str = "default") -> None:

@@ -37,7 +37,8 @@ def label(
     mixing: float = typer.Option(0.15, help="For specdec++: share of the target's tokens (r in the paper)."),
     states: list[str] = typer.Option(
         [],
-        help="before or after: store these hidden states, so that training never runs the draft.",
+        help="before or after: store these hidden states, so that training never runs the draft. (default: none, or "
+        "both for a draft that reads the target's)",
         show_default=False,
     ),
     server: str = typer.Option(
@@ -58,6 +59,7 @@ def label(
 ) -> None:
     """Label the draft's tokens with the target's verdicts, on the target's own responses."""
     from ..decoding import Decoding
+    from ..drafting.informed.config import layers_read
     from ..drafting.pair import check_pair
     from ..hub.data import fingerprint, load_rows, tokenized_prompts
     from ..hub.loading import load_pair, load_tokenizer
@@ -76,6 +78,8 @@ def label(
     rows = tokenized_prompts(tokenizer, *(s.select(range(min(limit or len(s), len(s)))) for s in sources))
     models = load_pair(target, draft, dtype, **loading(device_map, attention, quantization))
     check_pair(None, models[1].config, models[0].config)
+    if layers_read(models[1].config, models[0].config):
+        states = states or ["before", "after"]
     sampling = replace(sampling_of(models[0], temperature, top_k, top_p), coupling=coupling)
     modes = {"greedy": Decoding(), "sampling": sampling}
     for name in dict.fromkeys([own, *mode]):

@@ -44,11 +44,15 @@ def measure_costs(
     law = Law(LogitsProcessorList(), Decoding(), sequences, vocab_size)
     pair = Pair.of(draft, StoppingConfig(rule="fixed", settings={"length": 1}))
     rule = make_rule("cumulative-confidence" if pair.head is None else "specdec++", 1.0, {})
-    drafter = pair.model_drafter(law, sequences, rule, set())
+    taps = pair.taps(target, 1)
+    drafter = pair.model_drafter(law, sequences, rule, set(), taps)
     drafts = [replace(rule.plan(), cap=DRAFTED)]
-    engine = Engine(target, [0])
+    engine = Engine(target, [0], taps)
     engine.read(ids, keep=1)
     engine.keep([list(range(context_length))])
+    if taps is not None:
+        [states] = taps.take()
+        taps.kept = [[states[1:]]]
 
     running, order = RunningCosts(window=repeats), random.Random(0)
     for repeat in range(repeats + 1):
@@ -62,7 +66,9 @@ def measure_costs(
             end = time.perf_counter()
             drafter.engine.keep([[]])
             # As after a round: the newest token is not read yet.
-            drafter.engine.lengths = [context_length - 1]
+            drafter.engine.lengths = [context_length - 1 - (taps is not None)]
+            if taps is not None:
+                taps.kept = [[states[:1]]]
             if repeat:  # the first is warm-up
                 running.add(tokens - 1, (tokens - 1) * (middle - start) / DRAFTED, end - middle)
     return running.profile()

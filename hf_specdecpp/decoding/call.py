@@ -98,11 +98,12 @@ def decode(
             given[keyword] = source
     sources = pair.sources(rules[0], drafting.sources, given)
     scope = Scope(1, drafting.branches if can_branch else 1, drafting.max_nodes, sources)
+    taps = pair.taps(model, len(input_ids)) if "model" in sources else None
     drafter = pair.drafter(
-        law, sequences, rules[0], ending.eos, scope, generation_config, lookup_store, recycling_table
+        law, sequences, rules[0], ending.eos, scope, generation_config, taps, lookup_store, recycling_table
     )
     outputs = Outputs(len(input_ids), generation_config)
-    target = Engine(model, texts.padding_of_cache)
+    target = Engine(model, texts.padding_of_cache, taps)
     unread = texts.read_first(target, sequences.room, generation_config.prefill_chunk_size)
     listeners = [statistics.hear for statistics in active_statistics()]
     Speculation(target, drafter, rules, law, sequences, ending, outputs, listeners, running, scope).run(unread)

@@ -13,6 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from ..acceptance.layer import execution_device, listening
 from .cache import Slots, growing_cache
 from .masks import MASKED_ATTENTION, additive, ancestry, windows
+from .taps import Taps
 
 
 @dataclass
@@ -23,10 +24,13 @@ class Pass:
         logits (`torch.Tensor` of shape `(rows, kept, vocab_size)`): in the model's dtype.
         states (`torch.Tensor` of shape `(rows, tokens, hidden_size)`, *optional*): what an acceptance head reads, if
             the model carries one.
+        own (`torch.Tensor` of shape `(rows, tokens, hidden_size)`, *optional*): what a draft that reads states feeds
+            back to itself behind each token.
     """
 
     logits: Tensor
     states: Tensor | None
+    own: Tensor | None = None
 
 
 class Engine:
@@ -37,10 +41,11 @@ class Engine:
     Args:
         model (`PreTrainedModel`): decoder-only, its cache can be rolled back.
         padding (`list[int]`): for each row, how many of its first tokens are padding.
+        taps (`Taps`, *optional*): is given the hidden states that it asks for, of every token that is kept.
     """
 
-    def __init__(self, model: PreTrainedModel, padding: list[int]):
-        self.model, self.padding = model, padding
+    def __init__(self, model: PreTrainedModel, padding: list[int], taps: Taps | None = None):
+        self.model, self.padding, self.taps = model, padding, taps
         self.device = execution_device(model.get_input_embeddings())
         self.lengths = [0] * len(padding)
         self.slots = Slots()
@@ -51,7 +56,7 @@ class Engine:
         self.fresh = 0  # tokens read since `keep`, of each row
         self.parents: Tensor | None = None  # theirs, where they are no chain in rows of one length
 
-    def read(self, tokens: Tensor, parents: Tensor | None = None, keep: int | None = None) -> Pass:
+    def read(self, tokens: Tensor, parents: Tensor | None = None, keep: int | None = None, **inputs: Tensor) -> Pass:
         """Passes over `tokens`.
 
         Args:
@@ -60,6 +65,7 @@ class Engine:
                 number among those read since the last `keep`, -1 for the last that was kept. Left out, each token
                 follows the one before it.
             keep (`int`, *optional*): return the last so many logits, all if left out.
+            inputs: what the model reads beside the tokens.
         """
         n = tokens.shape[1]
         self.slots.begin, self.slots.of_rows = max(self.lengths) + self.fresh, None
@@ -73,6 +79,8 @@ class Engine:
         self.fresh += n
         if keep is not None and self.keeps_logits:
             kwargs["logits_to_keep"] = keep
+        if self.taps is not None:
+            kwargs |= self.taps.asked
         with listening() as listener:
             outputs = self.model(
                 input_ids=tokens.to(self.device),
@@ -80,12 +88,17 @@ class Engine:
                 use_cache=True,
                 return_dict=True,
                 **kwargs,
+                **inputs,
             )
+        if self.taps is not None:
+            self.taps.read(outputs)
         logits = outputs.logits if keep is None or self.keeps_logits else outputs.logits[:, -keep:]
-        return Pass(logits, listener.hidden_states)
+        return Pass(logits, listener.hidden_states, outputs.get("states"))
 
     def keep(self, paths: list[list[int]]) -> None:
         """Adds to each text, in order, those of the tokens read since the last `keep` that its path names."""
+        if self.taps is not None:
+            self.taps.keep(paths)
         if any(path != list(range(len(path))) for path in paths):
             longest = max(map(len, paths))
             moved = torch.tensor([path + list(range(len(path), longest)) for path in paths])
@@ -99,6 +112,8 @@ class Engine:
 
     def leave(self, going: list[int]) -> None:
         """Goes on with the rows `going` alone. Says so between `keep` and `read`."""
+        if self.taps is not None:
+            self.taps.leave(going)
         index = torch.tensor(going, device=self.device)
         for layer in self.cache.layers:
             layer.keys, layer.values = (

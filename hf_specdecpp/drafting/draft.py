@@ -22,6 +22,7 @@ class Node:
         token (`DraftedToken`): what a rule sees.
         survival (`float`): the probability that it and all before it are accepted, as the rule estimates it.
         read_as (`int`, *optional*): its number among the tokens that the draft read in this round, if it read it.
+        fed (`torch.Tensor` of shape `(hidden_size,)`, *optional*): what a draft that reads states reads beside it.
     """
 
     row: int
@@ -30,6 +31,7 @@ class Node:
     id: int | None = None
     survival: float = 1.0
     read_as: int | None = None
+    fed: Tensor | None = None
 
     @property
     def path(self) -> list[Node]:

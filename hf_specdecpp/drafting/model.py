@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from ..decoding.engine import Engine, Pass
 from ..decoding.law import Law, best
 from ..decoding.sequences import Sequences
+from ..decoding.taps import Taps
 from ..stopping import DraftedToken, Plan
 from .draft import Draft, Node
 from .judge import Judge
+
+
+@dataclass
+class Behind:
+    """What the draft has behind `n` places.
+
+    Attributes:
+        logits (`torch.FloatTensor` of shape `(n, vocab_size)`): in the target's vocabulary.
+        states (`torch.Tensor` of shape `(n, hidden_size)`, *optional*): what its acceptance head reads.
+        own (`torch.Tensor` of shape `(n, hidden_size)`, *optional*): what it reads beside the next token.
+    """
+
+    logits: Tensor
+    states: Tensor | None
+    own: Tensor | None
+
 
 Place = tuple[int, Node | None]  # a row of those that go on, and what is drafted behind: its text, or a drafted token
 
@@ -29,6 +47,9 @@ class ModelDrafter:
         needs (`frozenset[str]`): fields of `DraftedToken` that the rule reads.
         max_context (`float`): the most tokens that the model can read.
         eos (`set[int]`): tokens behind which nothing is drafted.
+        taps (`Taps`, *optional*): the target's states, for a draft that reads them. It then reads every token of a
+            text beside those of the token before, from the second that there are states of, and what it drafts beside
+            its own, which is forgotten each round.
     """
 
     def __init__(
@@ -40,8 +61,10 @@ class ModelDrafter:
         judge: Judge | None,
         max_context: float,
         eos: set[int],
+        taps: Taps | None = None,
     ):
         self.law, self.sequences, self.judge, self.max_context, self.eos = law, sequences, judge, max_context, eos
+        self.taps = taps
         self.needs = needs | (set(judge.config.features) if judge else set())
         self.own_vocab_size = model.config.get_text_config().vocab_size
         self.engine = Engine(model, list(sequences.padding))
@@ -61,39 +84,50 @@ class ModelDrafter:
         frontier: list[Place] = [(row, None) for row, limit in enumerate(limits) if limit > 0]
         if not frontier:
             return draft
-        logits, states = self._catch_up([row for row, _ in frontier])
+        behind = self._catch_up([row for row, _ in frontier])
         if all(plan.is_blind for plan in plans) and self.law.is_blind and not self.needs:
-            return self._blind_chain(frontier, logits, limits, rooms, plans, draft)
+            return self._blind_chain(frontier, behind, limits, rooms, plans, draft)
         while frontier:
             draft.passes += 1
-            children, tokens = self._children(frontier, logits, states, plans[frontier[0][0]].branches, draft)
+            children, tokens = self._children(frontier, behind, plans[frontier[0][0]].branches, draft)
             frontier = self._expanded(children, plans, limits, rooms, draft)
             if frontier:
                 drawn = tokens if tokens.shape == (len(frontier), 1) == (len(plans), 1) else None
-                logits, states = self._read([node for _, node in frontier], drawn)
+                behind = self._read([node for _, node in frontier], drawn)
         return draft
 
     def commit(self, paths: list[list[Node]], tokens: Tensor, logits: Tensor) -> None:
+        if self.taps is not None:
+            paths = [[]] * len(paths)
         self.engine.keep([[node.read_as for node in path if node.read_as is not None] for path in paths])
 
     def leave(self, going: list[int]) -> None:
         self.engine.leave(going)
 
-    def _catch_up(self, rows: list[int]) -> tuple[Tensor, Tensor | None]:
-        """Reads what the texts have that the draft has not; returns logits and states behind the texts of `rows`."""
+    def _catch_up(self, rows: list[int]) -> Behind:
+        """Reads what the texts have that the draft has not; returns what is behind the texts of `rows`."""
         texts = [self.sequences.texts[row] for row in self.sequences.going]
-        unread = [text[length:] for text, length in zip(texts, self.engine.lengths, strict=True)]
+        inputs = {}
+        if self.taps is None:
+            unread = [text[length:] for text, length in zip(texts, self.engine.lengths, strict=True)]
+        else:
+            taps = self.taps.take()
+            unread = [text[-len(own) :] for text, own in zip(texts, taps, strict=True)]
+            inputs["taps"] = pad_sequence(taps, batch_first=True)
+            if not any(self.engine.lengths):
+                first = len(texts[0]) - len(unread[0]) - 1  # token that there are states of
+                self.engine.padding = [max(self.sequences.padding[row] - first, 0) for row in self.sequences.going]
         longest = max(map(len, unread))
         even = all(len(new) == longest for new in unread)
         tokens = torch.tensor([new + new[-1:] * (longest - len(new)) for new in unread])
-        seen = self.engine.read(self._own(tokens), keep=1 if even else longest)
+        seen = self.engine.read(self._own(tokens), keep=1 if even else longest, **inputs)
         self.engine.keep([list(range(len(new))) for new in unread])
         if even and len(rows) == len(texts):
             return self._behind(seen)
         return self._behind(seen, rows, [-1 if even else len(unread[row]) - 1 - longest for row in rows])
 
-    def _read(self, nodes: list[Node], drawn: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Reads `nodes`, sorted by row; returns logits and states behind each.
+    def _read(self, nodes: list[Node], drawn: Tensor | None) -> Behind:
+        """Reads `nodes`, sorted by row; returns what is behind each.
 
         Args:
             drawn (`torch.LongTensor` of shape `(rows, 1)`, *optional*): them, where each row has one.
@@ -104,13 +138,18 @@ class ModelDrafter:
             node.read_as = base + len(of_rows[node.row])
             of_rows[node.row].append(node)
         width = max(map(len, of_rows))
+        inputs = {}
+        if self.taps is not None:
+            fed = torch.stack([node.fed for node in nodes])
+            places = [node.row * width + node.read_as - base for node in nodes]
+            inputs["states"] = spread(fed, places, rows * width).view(rows, width, -1)
         parents = [[-1 if n.parent is None else n.parent.read_as for n in own] for own in of_rows]
         is_chain = width == 1 and all(own in ([], [base - 1]) for own in parents)
         padded = None if is_chain else torch.tensor([own + [-1] * (width - len(own)) for own in parents])
         if drawn is not None:
-            return self._behind(self.engine.read(self._own(drawn), padded))
+            return self._behind(self.engine.read(self._own(drawn), padded, **inputs))
         tokens = torch.tensor([[n.id for n in own] + [0] * (width - len(own)) for own in of_rows])
-        seen = self.engine.read(self._own(tokens), padded)
+        seen = self.engine.read(self._own(tokens), padded, **inputs)
         return self._behind(seen, [node.row for node in nodes], [node.read_as - base - width for node in nodes])
 
     def _own(self, tokens: Tensor) -> Tensor:
@@ -118,19 +157,18 @@ class ModelDrafter:
         small = self.own_vocab_size < self.law.vocab_size
         return tokens.clamp(max=self.own_vocab_size - 1) if small else tokens
 
-    def _behind(
-        self, seen: Pass, rows: list[int] | None = None, places: list[int] | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits in the target's vocabulary and states, (n, ...), of some tokens of a pass, of each row's last if none
-        are named. Places count from the end, of which a pass may keep logits alone."""
+    def _behind(self, seen: Pass, rows: list[int] | None = None, places: list[int] | None = None) -> Behind:
+        """What is behind some tokens of a pass, behind each row's last if none are named. Places count from the end,
+        of which a pass may keep logits alone."""
         at = (slice(None), -1) if rows is None else (rows, places)
         states = None if seen.states is None or self.judge is None else seen.states[at]
-        return in_vocabulary(seen.logits[at].to(self.sequences.device), self.law.vocab_size), states
+        logits = in_vocabulary(seen.logits[at].to(self.sequences.device), self.law.vocab_size)
+        return Behind(logits, states, None if seen.own is None else seen.own[at])
 
     def _blind_chain(
         self,
         frontier: list[Place],
-        logits: Tensor,
+        behind: Behind,
         limits: list[int],
         rooms: list[int],
         plans: list[Plan],
@@ -141,11 +179,11 @@ class ModelDrafter:
         found = []
         for depth in range(1, max(limits) + 1):
             draft.passes += 1
-            if len(logits) < len(plans):  # rows without room draft along, for nobody
-                logits = logits.new_zeros(len(plans), logits.shape[1]).index_copy(
-                    0, torch.tensor([row for row, _ in frontier], device=logits.device), logits
-                )
-            scores = self.law.processed(logits, rows, lambda: [])
+            if len(behind.logits) < len(plans):  # rows without room draft along, for nobody
+                places = [row for row, _ in frontier]
+                own = None if behind.own is None else spread(behind.own, places, len(plans))
+                behind = Behind(spread(behind.logits, places, len(plans)), None, own)
+            scores = self.law.processed(behind.logits, rows, lambda: [])
             tokens, q = self.law.ranked(scores, rows, [depth - 1] * len(rows))
             found.append(tokens)
             for row, limit in enumerate(limits):
@@ -157,7 +195,8 @@ class ModelDrafter:
                     if q is not None and self.law.noise is None:
                         draft.q[id(node)] = q[row]
             if depth < max(limits):
-                logits, _ = self._behind(self.engine.read(self._own(tokens)))
+                inputs = {} if behind.own is None else {"states": behind.own[:, None]}
+                behind = self._behind(self.engine.read(self._own(tokens), **inputs))
         for row, limit in enumerate(limits):
             if limit > 0:
                 draft.stop_reasons[row] = "max_length" if limit == rooms[row] else plans[row].cap_reason
@@ -165,9 +204,10 @@ class ModelDrafter:
         return draft
 
     def _children(
-        self, frontier: list[Place], logits: Tensor, states: Tensor | None, branches: int, draft: Draft
+        self, frontier: list[Place], behind: Behind, branches: int, draft: Draft
     ) -> tuple[list[Node], Tensor]:
         """Draws behind each place of `frontier`; all that the host must know comes to it in one transfer."""
+        logits, states = behind.logits, behind.states
         rows = [self.sequences.going[row] for row, _ in frontier]
         paths = [[] if node is None else node.path for _, node in frontier]
         scores = self.law.processed(logits, rows, lambda: [[node.id for node in path] for path in paths])
@@ -206,6 +246,8 @@ class ModelDrafter:
                     seen["acceptance"] = self.judge.calibrated(values["acceptance"][number][rank])
                 token = DraftedToken(len(paths[number]) + 1, **seen, rank=rank + 1)
                 child = Node(row, parent, token, int(values["id"][number][rank]))
+                if behind.own is not None:
+                    child.fed = behind.own[number]
                 children.append(child)
                 draft.nodes[row].append(child)
                 if q is not None and self.law.noise is None:
@@ -250,6 +292,13 @@ def taken(draft: Draft, plans: list[Plan]) -> None:
             rows = [row for row, other in enumerate(plans) if other is plan]
             for row, nodes in zip(rows, plan.take([draft.nodes[row] for row in rows]), strict=True):
                 draft.nodes[row] = list(nodes)
+
+
+def spread(found: Tensor, rows: list[int], count: int) -> Tensor:
+    """`found`, (n, ...), as `rows` of `count`; zeros elsewhere."""
+    if rows == list(range(count)):
+        return found
+    return found.new_zeros(count, *found.shape[1:]).index_copy(0, torch.tensor(rows, device=found.device), found)
 
 
 def in_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

@@ -18,8 +18,10 @@ from ..decoding.checks import is_prompt_tuned
 from ..decoding.law import Law
 from ..decoding.mode import Decoding
 from ..decoding.sequences import Sequences
+from ..decoding.taps import Taps
 from ..stopping import ONE_TEXT, CostAware, RunningCosts, Scope, StoppingConfig, StoppingRule
 from .drafter import Drafter
+from .informed.config import layers_read
 from .judge import Judge
 from .lookup import Lookup, LookupStore
 from .mixture import Mixture, Source
@@ -152,15 +154,16 @@ class Pair:
         eos: set[int],
         scope: Scope = ONE_TEXT,
         generation_config: GenerationConfig | None = None,
+        taps: Taps | None = None,
         lookup_store: LookupStore | None = None,
         recycling_table: RecyclingTable | None = None,
     ) -> Drafter:
-        """What drafts for `rule` from the sources of `scope`.
+        """What drafts for `rule` from the sources of `scope`, see `ModelDrafter` for `taps`.
 
         Raises:
             ValueError: for a store or a table of another vocabulary than the target's.
         """
-        model = self.model_drafter(law, sequences, rule, eos) if "model" in scope.sources else None
+        model = self.model_drafter(law, sequences, rule, eos, taps) if "model" in scope.sources else None
         if not scope.is_mixed:
             return model
         sources: list[Source] = []
@@ -177,7 +180,14 @@ class Pair:
             sources.append(Recycling(sequences, table))
         return Mixture(sequences, sources, model)
 
-    def model_drafter(self, law: Law, sequences: Sequences, rule: StoppingRule, eos: set[int]) -> ModelDrafter:
+    def taps(self, target: PreTrainedModel, rows: int) -> Taps | None:
+        """For a draft that reads the target's states: where the target leaves them."""
+        layers = () if self.draft is None else layers_read(self.draft.config, target.config)
+        return Taps(layers, rows) if layers else None
+
+    def model_drafter(
+        self, law: Law, sequences: Sequences, rule: StoppingRule, eos: set[int], taps: Taps | None = None
+    ) -> ModelDrafter:
         """The draft at work for `rule`."""
         judge = None
         if "acceptance" in rule.needs:
@@ -189,7 +199,7 @@ class Pair:
                 f"the draft reads at most {limit} tokens, and the text may have {sequences.max_length}: beyond the "
                 "former the target decodes alone"
             )
-        return ModelDrafter(self.draft, law, sequences, rule.needs, judge, limit, eos)
+        return ModelDrafter(self.draft, law, sequences, rule.needs, judge, limit, eos, taps)
 
 
 def without_draft(stopping_config: StoppingConfig | None) -> StoppingConfig:
@@ -247,7 +257,8 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
     """The size of the vocabulary that candidates speak, the target's.
 
     Raises:
-        ValueError: if the head was trained for another target, or draft and target use different tokenizers.
+        ValueError: if the head was trained for another target, if draft and target use different tokenizers, or if the
+            draft reads states of another target.
     """
     own = draft.get_text_config().vocab_size
     if target is None:
@@ -261,6 +272,8 @@ def check_pair(head: AcceptanceHeadConfig | None, draft: PretrainedConfig, targe
             f"this head predicts the verdicts of {head.target_name_or_path!r} ({head.target_signature}), but the "
             f"target is a {signature}: {'swap target and draft' if swapped else 'use a head trained for this pair'}"
         )
+    if layers_read(draft, target):  # it has the target's vocabulary, and says nothing of special tokens
+        return own
     theirs = target.get_text_config().vocab_size
     # Models of one family pad one tokenizer's vocabulary to different multiples (Qwen2.5: 151936 and 152064).
     if abs(own - theirs) > 512 or (own != theirs and min(own, theirs) < 4096):

@@ -25,7 +25,9 @@ from ..acceptance import (
 from ..decoding import Decoding, draw_beside, draw_tokens
 from ..decoding.law import Law
 from ..decoding.sequences import Sequences
+from ..decoding.taps import read_whole
 from ..drafting.draft import Node
+from ..drafting.informed.config import layers_read
 from ..drafting.model import in_vocabulary
 from ..drafting.pair import Pair, active_head_config, check_pair
 from ..stopping import ONE_TEXT, DraftedToken, Plan, Scope, StoppingConfig, StoppingRule
@@ -109,7 +111,7 @@ def read_states(path: Path) -> list[Tensor]:
     return [load_file(states_path(path, n))["states"] for n in range(len(path.read_text().splitlines()))]
 
 
-class _Branches:
+class Branches:
     """The drafts that begin at many positions of one sequence, side by side, a forward pass for a token of each.
 
     The draft reads the sequence once. A branch then sees the sequence up to where it begins, and itself.
@@ -117,36 +119,47 @@ class _Branches:
     Args:
         sequence (`torch.LongTensor` of shape `(1, length)`).
         vocab_size (`int`): of the target.
+        taps (`torch.Tensor` of shape `(1, length, width)`, *optional*): the target's states of the sequence, for a
+            draft that reads them; a branch reads its own.
     """
 
-    def __init__(self, draft: PreTrainedModel, sequence: Tensor, vocab_size: int):
+    def __init__(self, draft: PreTrainedModel, sequence: Tensor, vocab_size: int, taps: Tensor | None = None):
         self.draft, self.vocab_size = draft, vocab_size
+        self.skipped = 0 if taps is None else 1  # there is nothing before the first token to read it beside
         config = draft.config.get_text_config()
         self.most, self.window = config.vocab_size - 1, getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
         self.mixed = self.window is not None and len(kinds) > 1
         self.cache = DynamicCache()  # without a config nothing in it slides, see `SpecDecPP`
-        self.of_sequence = self._pass(input_ids=sequence)
-        self.length = sequence.shape[1]
+        inputs = {} if taps is None else {"taps": taps[:, :-1].to(sequence.device)}
+        self.own: Tensor | None = None  # what an informed draft feeds back behind what it read last
+        self.of_sequence = (*self._pass(input_ids=sequence[:, self.skipped :], **inputs), self.own)
+        self.length = sequence.shape[1] - self.skipped
 
     def _pass(self, input_ids: Tensor, **kwargs) -> tuple[Tensor, Tensor | None]:
-        """Logits (length, vocab_size) and, with a head, hidden states (length, hidden_size)."""
-        with listening() as listener:
-            outputs = self.draft(
-                input_ids=input_ids.clamp(max=self.most), past_key_values=self.cache, use_cache=True, **kwargs
-            )
-        states = None if listener.hidden_states is None else listener.hidden_states[0].half().cpu()
-        return outputs.logits[0], states
+        """Logits (length, vocab_size) and hidden states (length, hidden_size), with a head or of an informed draft."""
+        kwargs |= {"input_ids": input_ids.clamp(max=self.most), "past_key_values": self.cache, "use_cache": True}
+        if self.skipped:
+            outputs = self.draft.get_decoder()(**kwargs)
+            self.own, heard = outputs.states[0], outputs.last_hidden_state
+            logits = self.draft.lm_head(heard)
+        else:
+            with listening() as listener:
+                logits = self.draft(**kwargs).logits
+            heard = listener.hidden_states
+        return logits[0], None if heard is None else heard[0].half().cpu()
 
     def begin(self, places: Tensor) -> tuple[Tensor, Tensor | None]:
         """Branches that begin before each of `places` of the sequence, (branches,); returns what they begin with."""
+        places = places - self.skipped
         excess = self.cache.get_seq_length() - self.length
         if excess:
             self.cache.crop(-excess)
         self.places = places
         keys = torch.arange(self.length, device=places.device)
         self.seen, self.at = keys < places[:, None], keys.expand(len(places), -1)
-        logits, states = self.of_sequence
+        logits, states, own = self.of_sequence
+        self.own = None if own is None else own[places - 1]
         return self._found(logits[places - 1], None if states is None else states[places.cpu() - 1])
 
     def read(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -158,9 +171,18 @@ class _Branches:
             masks["attention_mask"] = near = self._mask(self.seen & (self.places[:, None] - self.at < self.window))
             if self.mixed:
                 masks["attention_mask"] = {"full_attention": self._mask(self.seen), "sliding_attention": near}
-        found = self._pass(tokens[None], position_ids=self.places[None], **masks)
+        inputs = {} if self.own is None else {"states": self.own[None]}
+        found = self._pass(tokens[None], position_ids=self.places[None], **masks, **inputs)
         self.places = self.places + 1
         return self._found(*found)
+
+    def beside(self, tokens: Tensor) -> Tensor | None:
+        """The hidden states behind a token for each branch, (branches,), none of which goes on with it."""
+        before = self.seen, self.at, self.places, self.own
+        _, states = self.read(tokens)
+        self.cache.crop(-len(tokens))
+        self.seen, self.at, self.places, self.own = before
+        return states
 
     def _mask(self, seen: Tensor) -> Tensor:
         """Added to the attention's scores, (1, 1, branches, keys)."""
@@ -206,9 +228,15 @@ def record_trace(
     response_ids = torch.tensor(response, device=device)
     eos = torch.tensor(end_of_sequence(target), dtype=torch.long, device=device)
     generator = torch.Generator(device).manual_seed(seed)
+    layers, taps = layers_read(draft.config, target.config), None
+    if layers:
+        logits, taps = read_whole(target, known, layers)
+        check_prompt(prompt)
+    elif decoding.do_sample:
+        logits = target(known.to(target.device)).logits
     if decoding.do_sample:
-        target_logits = target(known.to(target.device)).logits[0, first - 1 : -1].to(device)
-    branches = _Branches(draft, known[:, :-1].to(device), vocab_size)
+        target_logits = logits[0, first - 1 : -1].to(device)
+    branches = Branches(draft, known[:, :-1].to(device), vocab_size, None if taps is None else taps[:, :-1])
     drafts, kept = [], []
     for begin in torch.arange(len(response), device=device).split(DRAFTS_PER_PASS):
         logits, states, drawn = *branches.begin(begin + first), None
@@ -277,7 +305,13 @@ def record_trees(
     head = mounted_head(draft)
     pair = Pair.of(draft, StoppingConfig(rule="fixed", settings={"length": 1}))
     rule = Recorder(head is not None, branches, depth, expanded)
-    drafter = pair.model_drafter(law, sequences, rule, set(end_of_sequence(target)))
+    taps = pair.taps(target, 1)
+    if taps is not None:
+        check_prompt(prompt)
+        whole = torch.tensor([prompt + response])
+        states = read_whole(target, whole, taps.layers)[1][0].to(draft.device)
+        taps.kept[0].append(states[: len(prompt) - 1])
+    drafter = pair.model_drafter(law, sequences, rule, set(end_of_sequence(target)), taps)
     drafts = []
     for position, token in enumerate(response):
         [nodes] = drafter.grow([rule.plan()]).nodes
@@ -287,9 +321,19 @@ def record_trees(
         drafts.append(Draft([node.token for node in nodes], len(path), False, parents, path))
         drafter.commit([[]], ids, ids)  # the draft reads the target's next token itself
         sequences.append(0, [token])
+        if taps is not None:
+            taps.kept[0].append(states[None, len(prompt) - 1 + position])
         law.passed()
     late = head is not None and head[1].reads == "after"
     return Trace(response, max_new_tokens, drafts, judged_late=late)
+
+
+def check_prompt(prompt: list[int]) -> None:
+    """Raises `ValueError` for a prompt behind which a draft that reads the target's states has none to read."""
+    if len(prompt) < 2:
+        raise ValueError(
+            "the draft reads the target's states of all tokens but the first: give prompts of two or more"
+        )
 
 
 def walk(nodes: list[Node], parents: list[int], tokens: list[int]) -> list[int]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,6 +19,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import cached_file
+
+from ..acceptance.layer import execution_device
+from ..drafting.informed.config import is_eagle3
+from ..drafting.informed.eagle3 import Eagle3ForCausalLM
+from ..drafting.informed.reading import check_reading
+from ..drafting.informed.tensors import HUB
 
 # Where the library keeps what it made itself: the unpacked target of the demo, calibrations.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_specdecpp"
@@ -46,15 +55,84 @@ def load_model(
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     asked = {"device_map": device_map, "attn_implementation": attention, "quantization_config": quantization}
     asked = {name: value for name, value in asked.items() if value is not None}
-    try:
-        model = _load(AutoModelForCausalLM, name, dtype=DTYPES[dtype], **asked)
+    with loaded_by(name, {"dtype": dtype, **asked}):
+        model = _load(auto_class(name), name, dtype=DTYPES[dtype], **asked)
         if device_map is None and not getattr(model, "is_quantized", False):  # quantised ones are where they must be
             model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    except (ImportError, RuntimeError, AssertionError) as error:  # no package, no such device, no room on it
-        how = ", ".join(f"{name}={value!r}" for name, value in {"dtype": dtype, **asked}.items())
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{name!r} cannot be loaded with {how} on this machine: {reason}") from error
     return model.eval()
+
+
+def load_draft(
+    name_or_path: str,
+    target: PreTrainedModel,
+    target_layers: list[int] | None = None,
+    prompts: list[list[int]] | None = None,
+    **kwargs: Any,
+) -> PreTrainedModel:
+    """A draft for `target`, to be `generate`'s `assistant_model`: a causal language model, or an EAGLE-3 draft.
+
+    EAGLE-3 drafts are read in both formats in which they are published, that of SafeAILab and SpecForge and that of
+    speculators. One without an embedding uses the target's, which is neither copied nor saved with it.
+
+    Args:
+        name_or_path (`str`): a folder, or an id on the Hub.
+        target (`PreTrainedModel`): the model that the draft is for.
+        target_layers (`list[int]`, *optional*): which of the target's `hidden_states` an EAGLE-3 draft reads, in place
+            of those that its configuration names. Published ids have two meanings, see `drafting.informed.config`.
+        prompts (`list[list[int]]`, *optional*): token ids. Both meanings are tried on what the target says behind
+            them, and a warning says if the other one fits better.
+        kwargs: of `from_pretrained`. An EAGLE-3 draft has the target's dtype if none is given, and any draft its
+            device if no `device_map` is.
+
+    Returns:
+        `PreTrainedModel`, for inference.
+
+    Raises:
+        ValueError: if there is no such draft, if it is of a kind that cannot be loaded, if its checkpoint is not whole
+            or contradicts itself, or if it reads a target of another width, depth or vocabulary.
+    """
+    name, hub = str(name_or_path), {key: kwargs[key] for key in HUB if key in kwargs}
+    check_folder(name)
+    with found(name):
+        config, _ = PreTrainedConfig.get_config_dict(name, **hub)
+        if is_eagle3(config):
+            draft = Eagle3ForCausalLM.from_pretrained(name, **{"dtype": target.dtype, **kwargs})
+            draft.config.target_layers = target_layers or draft.config.target_layers
+            draft.borrow(target)
+        elif target_layers is not None:
+            raise ValueError(f"{name!r} is an ordinary draft, which reads no hidden states: leave target_layers out")
+        else:
+            check_ordinary(name, config)
+            draft = AutoModelForCausalLM.from_pretrained(name, **kwargs)
+    if kwargs.get("device_map") is None and not getattr(draft, "is_quantized", False):
+        draft = draft.to(execution_device(target.get_input_embeddings()))
+    draft.eval()
+    if prompts and isinstance(draft, Eagle3ForCausalLM):
+        check_reading(draft, target, prompts)
+    return draft
+
+
+def check_ordinary(name: str, config: dict[str, Any]) -> None:
+    """Raises `ValueError` if a published configuration names neither a model that is known nor code of its own."""
+    named = config.get("architectures") or []
+    registered = {model.__name__ for model in AutoModelForCausalLM._model_mapping._extra_content.values()}
+    known = not named or any(hasattr(transformers, each) or each in registered for each in named)
+    if "speculators_model_type" in config or not (known or "AutoModelForCausalLM" in config.get("auto_map", {})):
+        raise ValueError(
+            f"{name!r} is a {config.get('speculators_model_type') or ', '.join(named)}, which cannot be loaded as a "
+            "draft: give a causal language model or an EAGLE-3 draft"
+        )
+
+
+@contextmanager
+def loaded_by(name: str, how: dict[str, Any]) -> Iterator[None]:
+    """Says in one sentence why a model cannot be loaded so: no package, no such device, no room on it."""
+    try:
+        yield
+    except (ImportError, RuntimeError, AssertionError) as error:
+        settings = ", ".join(f"{key}={value!r}" for key, value in how.items())
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name!r} cannot be loaded with {settings} on this machine: {reason}") from error
 
 
 def load_pair(
@@ -66,7 +144,10 @@ def load_pair(
     quantization: dict[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Target and draft, see `load_model`; `device_map` and `quantization` are for the target, which may be large."""
-    return load_model(target, dtype, device_map, attention, quantization), load_model(draft, dtype, None, attention)
+    model = load_model(target, dtype, device_map, attention, quantization)
+    asked = {} if attention is None else {"attn_implementation": attention}
+    with loaded_by(draft, {"dtype": dtype, **asked}):
+        return model, load_draft(draft, model, dtype=DTYPES[dtype], **asked)
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -112,10 +193,24 @@ def check_folder(name: str) -> None:
         raise ValueError(f"there is no folder {name!r}: give one with a checkpoint, or the id of a model on the Hub")
 
 
+def auto_class(name: str) -> type:
+    """What loads the model of that name, be it a target or a draft without one."""
+    check_folder(name)
+    with found(name):
+        return Eagle3ForCausalLM if is_eagle3(PreTrainedConfig.get_config_dict(name)[0]) else AutoModelForCausalLM
+
+
 def _load(auto_class: Any, name: str, **kwargs: Any) -> Any:
     check_folder(name)
-    try:
+    with found(name):
         return auto_class.from_pretrained(name, **kwargs)
+
+
+@contextmanager
+def found(name: str) -> Iterator[None]:
+    """Says in one sentence that there is nothing to load."""
+    try:
+        yield
     except OSError as error:
         raise ValueError(
             f"nothing could be loaded from {name!r}: give a folder with a checkpoint, or the id of a model on a Hub "

@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
 from ..decoding import Decoding
+from ..drafting.informed.config import Eagle3Config, layers_read
 from ..evidence.files import atomically, keep_settings, write_atomically
 from ..hub.data import lengths
 from ..metrics.reliability import plot_reliability
@@ -33,6 +34,7 @@ from .labels import label_responses
 from .responses import end_of_sequence, generate_responses
 from .server import request_responses
 from .trainer import AcceptanceTrainer, AcceptanceTrainingArguments, fit_calibration
+from .unrolled import label_unrolled
 
 logger = logging.get_logger(__name__)
 
@@ -63,10 +65,16 @@ def label_prompts(
         on_batch: called after each batch with its number of rows and this process's tokens/s (0 before any were made).
 
     Raises:
-        ValueError: if a prompt with its response exceeds the context of a model, if the folder holds other labels, or
-            if the disk is full.
+        ValueError: if a prompt with its response exceeds the context of a model, if the folder holds other labels, if
+            the disk is full, or for labels that a draft which reads the target's states cannot have.
     """
     check_context(prompts, card, target, draft)
+    is_informed = bool(layers_read(draft.config, target.config))
+    if is_informed and (card.procedure != "on-policy" or len(card.decodings) > 1 or not card.states):
+        raise ValueError(
+            "a draft that reads the target's states is labelled on-policy, in one mode, and with states (before or "
+            f"after): got {card.rows}, {', '.join(card.decodings)}, states {card.states}"
+        )
     process = process_state()
     if process.is_main_process:
         open_labels(output, card)
@@ -89,10 +97,15 @@ def label_prompts(
             for first in range(0, len(rows), SEQUENCES_PER_PASS):
                 part = by_size[first : first + SEQUENCES_PER_PASS]
                 pieces = [[source[i] for i in part] for source in (batch["prompt_ids"], responses)]
-                labelled = label_responses(target, draft, *pieces, decodings, card.rows, seed * 1000 + first)
-                for mode in decodings:
-                    for reads in card.states:
-                        add_states(draft, labelled, HeadInputs(mode, card.rows, reads))
+                drawn_by = seed * 1000 + first
+                if is_informed:
+                    [mode] = decodings.items()
+                    labelled = label_unrolled(target, draft, *pieces, *mode, card.states, drawn_by)
+                else:
+                    labelled = label_responses(target, draft, *pieces, decodings, card.rows, drawn_by)
+                    for mode in decodings:
+                        for reads in card.states:
+                            add_states(draft, labelled, HeadInputs(mode, card.rows, reads))
                 for i, row in zip(part, labelled, strict=True):
                     rows[i] = row
             write_shard(output, number, rows, card)
@@ -201,6 +214,11 @@ def train_head(
     inputs = HeadInputs(
         mode, card.rows, config.reads, config.features, label, stored=f"{mode}_{config.reads}" in rows.column_names
     )
+    if isinstance(draft.config, Eagle3Config) and not inputs.stored:
+        raise ValueError(
+            f"{str(labels)!r} holds no states {config.reads!r} a token, and the draft reads those of its target, "
+            f"which training does not run: label with --states {config.reads}"
+        )
     checkpoints = Path(arguments.output_dir)
     keep_settings(
         checkpoints / "settings.json",

@@ -5,7 +5,8 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import CONFIGS, heard, prompt, ragged, similar_draft, tiny_model, with_head
+from conftest import CONFIGS, heard, informed_draft, prompt, ragged, similar_draft, tiny_model, with_head
+from transformers import DynamicCache
 
 from hf_specdecpp import DraftingConfig, LookupStore, RecyclingTable, SpecDecPP, StoppingConfig
 from hf_specdecpp.stopping import RULES
@@ -167,6 +168,65 @@ def test_whatever_a_store_and_a_table_hold(sources, coupling):
             if coupling == "seeded":
                 rounds += check(target, assistant, config, drafting, **settings, **SAMPLING | {"temperature": 0.3})
     assert 0 < accepted(rounds) < drafted(rounds)
+
+
+@cache
+def informed(architecture: str = "llama"):
+    """A target, an EAGLE-3 draft, and one with a head; they learn from texts like those that are compared."""
+    target, texts = tiny_model(architecture), []
+    for mode in (GREEDY, SAMPLING):
+        for inputs, lengths in ((ONE_ROW, (11,)), (MANY_ROWS, (4, 19, 11))):
+            found, _ = seeded(target, 0, **inputs, **mode, max_new_tokens=20, eos_token_id=[2, 100])
+            texts += [row[max(lengths) - length :] for row, length in zip(found, lengths, strict=True)]
+    draft = informed_draft(target, texts)
+    return target, draft, with_head(copy.deepcopy(draft), **HEAD)
+
+
+@pytest.mark.parametrize("mode", (GREEDY, SAMPLING), ids=("greedy", "sampling"))
+@pytest.mark.parametrize("name", ("fixed", "specdec++", "cumulative-confidence", "eagle-2", "cost-aware"))
+def test_a_draft_that_reads_the_target(name, mode):
+    """Chains and trees, one row and many, alone and mixed with lookup; rows end and leave."""
+    target, draft, headed = informed()
+    assistant = draft if name in ("fixed", "eagle-2") else headed
+    for inputs in (ONE_ROW, MANY_ROWS):
+        for branches in (1, 3) if name in TREES else (1,):
+            for sources in (("model",), ("model", "lookup")) if name == "cost-aware" else (("model",),):
+                drafting = DraftingConfig(sources, branches=branches, max_nodes=8)
+                rounds = check(target, assistant, rule(name), drafting, **inputs, **mode)
+                assert 0 < accepted(rounds) < drafted(rounds)
+                assert any(each.parents is not None for each in rounds) == (branches > 1)
+
+
+@pytest.mark.parametrize("architecture", ("gemma3", "gpt2", "opt", "qwen3"))
+def test_a_draft_that_reads_the_target_of_other_architectures(architecture):
+    target, draft, _ = informed(architecture)
+    for mode in (GREEDY, SAMPLING):
+        rounds = check(target, draft, rule("eagle-2"), DraftingConfig(("model",), branches=2), **MANY_ROWS, **mode)
+        assert 0 < accepted(rounds) < drafted(rounds)
+
+
+@pytest.mark.parametrize("name", ("fixed", "eagle-2"))
+@pytest.mark.parametrize("inputs", (ONE_ROW, MANY_ROWS), ids=("one row", "many rows"))
+def test_a_draft_that_reads_the_target_begins_behind_a_cached_prefix(name, inputs):
+    """Nobody knows the target's states of what a cache holds; prompts read in parts are known whole."""
+    target, draft, _ = informed()
+    drafting = DraftingConfig(("model",), branches=3 if name in TREES else 1)
+    for cached in (0, 8):
+        found = []
+        for assisted in (False, True):
+            cache, mask = DynamicCache(config=target.config), inputs.get("attention_mask")
+            if cached:
+                before = {} if mask is None else {"attention_mask": mask[:, :cached]}
+                with torch.no_grad():
+                    target(inputs["input_ids"][:, :cached], past_key_values=cache, **before)
+            with heard() as rounds:
+                settings = {"assistant_model": draft, "candidate_generator": SpecDecPP, "drafting_config": drafting}
+                found.append(target.generate(
+                    **inputs, **GREEDY, max_new_tokens=20, eos_token_id=[2, 100], past_key_values=cache,
+                    prefill_chunk_size=None if cached else 5,
+                    **settings | {"stopping_config": rule(name)} if assisted else {},
+                ).tolist())  # fmt: skip
+        assert found[0] == found[1] and 0 < accepted(rounds) < drafted(rounds)
 
 
 def test_without_any_setting():

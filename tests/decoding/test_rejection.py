@@ -11,6 +11,8 @@ from hf_specdecpp.decoding import Decoding, loop, verify
 from hf_specdecpp.decoding.law import Law
 from hf_specdecpp.drafting import model
 from hf_specdecpp.drafting.draft import Node
+from hf_specdecpp.drafting.informed.config import Eagle3Config
+from hf_specdecpp.drafting.informed.eagle3 import Eagle3ForCausalLM
 from hf_specdecpp.stopping import DraftedToken
 
 # Attention and MLP are silenced, so the next token depends on the last one only: a generation is a Markov chain with a
@@ -112,6 +114,20 @@ def test_the_output_has_the_targets_distribution(pair, config, settings):
 def test_a_single_text_has_the_targets_distribution(pair):
     texts, _ = walks(*pair, TREE, rows=1, steps=1200)
     assert p_value(pair[0], texts, top_k=0) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("config, branches", [(CHAIN, 1), (TREE, 3)], ids=("chain", "tree"))
+def test_a_draft_that_reads_the_target_leaves_its_distribution(pair, config, branches):
+    """Even one that cannot say one of the tokens."""
+    torch.manual_seed(2)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    draft = Eagle3ForCausalLM(Eagle3Config(vocab_size=STATES, draft_vocab_size=5, target_layers=[1], **shape)).eval()
+    with torch.no_grad():
+        draft.lm_head.weight.mul_(20)
+    draft.borrow(pair[0])
+    texts, rounds = walks(pair[0], draft, config, branches)
+    assert p_value(pair[0], texts, top_k=0) > FALSE_ALARM
+    assert 0.05 < sum(each.accepted for each in rounds) / sum(len(each.drafted) for each in rounds) < 0.95
 
 
 def test_lookups_alone_have_the_targets_distribution(pair):

@@ -1,0 +1,1 @@
+"""Drafts that read the target's hidden states."""

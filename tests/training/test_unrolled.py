@@ -1,0 +1,160 @@
+"""Labels of a draft that reads the target's states, against passes over whole texts; its way through all commands."""
+
+import json
+
+import pytest
+import torch
+from conftest import heard, informed_draft, prompt, tiny_model, with_head
+from typer.testing import CliRunner
+
+from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, load_draft
+from hf_specdecpp.cli import app
+from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.evidence.replay import replay
+from hf_specdecpp.evidence.trace import record_trace, record_trees
+from hf_specdecpp.stopping import CostProfile
+from hf_specdecpp.training.unrolled import label_unrolled
+
+CHAINS = DraftingConfig(("model",), branches=1)
+RULES = [
+    StoppingConfig(rule="fixed", settings={"length": 3}),
+    StoppingConfig(rule="cumulative-confidence", threshold=0.8),
+    StoppingConfig(rule="specdec++", threshold=0.5),
+]
+PROMPTS = [prompt(5, 1)[0].tolist(), prompt(9, 2)[0].tolist()]
+
+
+@pytest.fixture(scope="module")
+def informed():
+    target = tiny_model("llama")
+    texts = [
+        target.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=18, do_sample=False
+        )
+        for ids in PROMPTS
+    ]
+    return target, informed_draft(target, [text[0] for text in texts]), texts
+
+
+@torch.no_grad()
+def by_hand(target, draft, text: list[int], read: list[int]):
+    """Logits and last hidden state behind `read`, drafted behind `text`."""
+    states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+    taps = torch.cat([states[layer] for layer in draft.config.target_layers], dim=-1)[:, :-1]
+    found = draft.model(torch.tensor([text[1:]]), taps=taps, use_cache=True)
+    for token in read:
+        cache = found.past_key_values
+        found = draft.model(torch.tensor([[token]]), states=found.states[:, -1:], past_key_values=cache)
+    return draft.lm_head(found.last_hidden_state[0, -1]), found.last_hidden_state[0, -1]
+
+
+@pytest.mark.parametrize("decoding", (Decoding(), Decoding(True, top_k=20)), ids=("greedy", "sampling"))
+def test_labels_are_those_of_rounds_drafted_alone(informed, decoding):
+    target, draft, texts = informed
+    responses = [text[0, len(ids) :].tolist() for ids, text in zip(PROMPTS, texts, strict=True)]
+    rows = label_unrolled(target, draft, PROMPTS, responses, "mode", decoding, ["before", "after"], seed=0)
+    depths = []
+    for row, ids, response in zip(rows, PROMPTS, responses, strict=True):
+        begun = 0
+        for place, (drawn, token) in enumerate(zip(row["mode_drawn"], response, strict=True)):
+            text = ids + response[:begun]
+            logits, before = by_hand(target, draft, text, response[begun:place])
+            _, after = by_hand(target, draft, text, [*response[begun:place], drawn])
+            q = decoding.probabilities(logits[None])[0] if decoding.do_sample else logits.softmax(-1)
+            assert row["mode_probability"][place] == pytest.approx(q[drawn].item(), abs=1e-4)
+            assert row["entropy"][place] == pytest.approx(
+                torch.special.entr(logits.softmax(-1)).sum().item(), abs=1e-3
+            )
+            assert decoding.do_sample or drawn == logits.argmax()
+            for name, state in (("before", before), ("after", after)):
+                found = torch.tensor(row[f"mode_{name}"]).view(len(response), -1)[place].float()
+                torch.testing.assert_close(found, state, atol=1e-2, rtol=1e-2)
+            if not decoding.do_sample:
+                assert row["mode_acceptance"][place] == (drawn == token)
+            depths.append(place - begun)
+            begun = begun if drawn == token else place + 1
+    assert max(depths) > 1 and depths.count(0) > 5
+
+
+@pytest.mark.parametrize("config", RULES, ids=lambda config: config.rule)
+def test_replay_and_generate_count_the_same(informed, config):
+    target, draft, texts = informed
+    headed = with_head(draft, reads="before", features=["entropy"])
+    drafted = 0
+    for ids, text in zip(PROMPTS, texts, strict=True):
+        response = text[0, len(ids) :].tolist()
+        chains = record_trace(target, headed, ids, response, Decoding(), 18)[0]
+        trees = record_trees(target, headed, ids, Decoding(), 18, branches=2, depth=2, expanded=2)
+        with heard() as rounds:
+            target.generate(
+                torch.tensor([ids]), assistant_model=headed, candidate_generator=SpecDecPP, stopping_config=config,
+                max_new_tokens=18, do_sample=False, drafting_config=CHAINS,
+            )  # fmt: skip
+        assert chains.target_ids == trees.target_ids == response
+        found = replay([chains], config.filled_from(AcceptanceHeadConfig()).new_rule, CostProfile(0.1, (1.0, 1.1)))
+        assert found.lengths == [len(each.drafted) for each in rounds[1:]]
+        assert found.accepted == sum(each.accepted for each in rounds)
+        # The chain in a tree is the chain.
+        for chain, tree in zip(chains.drafts, trees.drafts, strict=True):
+            first = chain.tokens[0], tree.tokens[0]
+            assert first[0].probability == pytest.approx(first[1].probability, abs=1e-4)
+        drafted += found.drafted
+    headed.unload()
+    assert drafted > 0
+
+
+def test_a_prompt_of_one_token_is_refused(informed):
+    target, draft, _ = informed
+    with pytest.raises(ValueError, match="give prompts of two or more"):
+        record_trace(target, draft, [5], [6, 7], Decoding(), 2)
+    with pytest.raises(ValueError, match="give prompts of two or more"):
+        label_unrolled(target, draft, [[5]], [[6, 7]], "greedy", Decoding(), ["before"], 0)
+
+
+@pytest.fixture(scope="module")
+def folder(informed, tokenizer, tmp_path_factory):
+    target, draft, _ = informed
+    folder = tmp_path_factory.mktemp("informed")
+    target.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    draft.save_pretrained(folder / "draft")
+    rows = [{"instruction": f"Say {i}.", "input": ""} for i in range(10)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_from_labels_to_a_head_that_stops_it(informed, folder, tmp_path):
+    models = ("--target", folder / "target", "--draft", folder / "draft", "--dtype", "float32")
+    prompts = ("--prompts", folder / "prompts.jsonl", "--max-new-tokens", 6)
+    run("label", *models, *prompts, "--output", tmp_path / "labels")
+    run("train", "--labels", tmp_path / "labels", "--output", tmp_path / "head", "--dtype", "float32", "--epochs", 1)
+    run("trace", *models, *prompts, "--head", tmp_path / "head", "--output", tmp_path / "traces.jsonl")
+    run("calibrate", *models, "--head", tmp_path / "head", "--context", 32)
+    bench = run(
+        "bench", *models, "--head", tmp_path / "head", "--set", f"own={folder / 'prompts.jsonl'}", "--count", 1,
+        "--max-new-tokens", 8, "--repeats", 0, "--method", "assisted", "--method", "recommended", "--output",
+        tmp_path / "b.json",
+    )  # fmt: skip
+    target = informed[0]
+    draft = load_draft(folder / "draft", target)
+    draft.load_adapter(str(tmp_path / "head"))
+    settings = {"max_new_tokens": 20, "do_sample": False}
+    plain = target.generate(prompt(), **settings).tolist()
+    found = target.generate(prompt(), assistant_model=draft, candidate_generator=SpecDecPP, **settings)
+    assert found.tolist() == plain and "SpecDec++" in bench
+    assert "assisted" in json.loads((tmp_path / "b.json").read_text())["unavailable"]  # transformers knows no states
+
+
+def test_labels_without_states_or_of_two_modes_are_refused(folder, tmp_path):
+    models = ("--target", folder / "target", "--draft", folder / "draft", "--prompts", folder / "prompts.jsonl")
+    for more in (("--mode", "greedy", "--mode", "sampling"), ("--procedure", "specdec++")):
+        result = CliRunner().invoke(app, [str(word) for word in ("label", *models, "--output", tmp_path / "x", *more)])
+        assert result.exit_code == 1 and "labelled on-policy, in one mode, and with states" in " ".join(
+            result.output.split()
+        )
