@@ -7,6 +7,8 @@ from .acceptance import AcceptanceHeadConfig
 from .decoding.specdecpp import SpecDecPP
 from .drafting.compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
 from .drafting.config import DraftingConfig
+from .drafting.lookup import LookupStore
+from .drafting.recycling import RecyclingTable
 from .evidence.statistics import GenerationStatistics, collect_stats
 from .generate import disable, enable
 from .hub.loading import load_draft
@@ -21,6 +23,8 @@ __all__ = [
     "CompactLlamaForCausalLM",
     "DraftingConfig",
     "GenerationStatistics",
+    "LookupStore",
+    "RecyclingTable",
     "SpecDecPP",
     "StoppingConfig",
     "collect_stats",

@@ -78,6 +78,8 @@ def with_candidate_generator(
     assistant_model=None,
     stopping_config=None,
     drafting_config=None,
+    lookup_store=None,
+    recycling_table=None,
     streamer=None,
     tokenizer=None,
     assistant_tokenizer=None,
@@ -133,7 +135,8 @@ def with_candidate_generator(
     def run(model, input_ids, **prepared):
         return generated(
             candidate_generator, model, input_ids, assistant_model=assistant_model, stopping_config=stopping_config,
-            drafting_config=drafting_config, streamer=streamer, **prepared,
+            drafting_config=drafting_config, lookup_store=lookup_store, recycling_table=recycling_table,
+            streamer=streamer, **prepared,
         )  # fmt: skip
 
     return kwargs | {"custom_generate": run, "streamer": streamer}

@@ -3,8 +3,10 @@
 import json
 import runpy
 import sys
+from math import prod
 from pathlib import Path
 from statistics import median
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -103,6 +105,75 @@ def test_contexts_grow_as_asked_and_both_ways_are_timed(run, material, target, t
     for way in ("plain", "specdec++"):
         assert long[way]["cache_mb"] > short[way]["cache_mb"] > 0 and long[way]["token_seconds"] > 0
     assert short["specdec++"]["cache_mb"] > short["plain"]["cache_mb"]
+
+
+@pytest.fixture
+def flashspec(monkeypatch, target):
+    """A stand-in for flashspec, which the suite does not install: it says what plain decoding says, but once."""
+    calls = []
+
+    class Engine:
+        def __init__(self, config, drafters, wrapped):
+            self.config, self.generated = config, 0
+            calls.append(config)
+
+        def generate(self, prompt, max_new_tokens, eos_token_ids):
+            assert max_new_tokens == 6 and eos_token_ids == [2]
+            ids = target.generate(prompt, max_new_tokens=6, do_sample=False)[:, prompt.shape[1] :]
+            if not self.generated:
+                ids = torch.where(torch.arange(ids.shape[1]) < 3, ids, 7)
+            self.generated += 1
+            steps = [SimpleNamespace(proposed=2, accepted=1)] * 3
+            padded = torch.nn.functional.pad(ids, (0, 9), value=-1)
+            return SimpleNamespace(output_ids=padded, n_tokens_generated=ids.shape[1], arm_steps=steps)
+
+    def settings(**given):
+        return SimpleNamespace(**given)
+
+    modules = {
+        "flashspec": {name: settings for name in ("BanditConfig", "FlashSpecConfig", "SamplingConfig")}
+        | {"SpeculativeEngine": Engine},
+        "flashspec.engine": {name: lambda *args, **kw: kw["model"] for name in ("HuggingFaceDrafter", "TargetModel")},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return calls
+
+
+def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path):
+    methods = ["plain", "lookup", "assisted", "flashspec", "flashspec=3", "text", "recommended"]
+    options = [word for name in methods for word in ("--method", name)]
+    options += ["--set", f"one={material / 'prompts.jsonl'}", "--set", f"two={material / 'prompts.jsonl'}"]
+    result = run("peers.py", *options, "--count", 2, "--repeats", 2, "--max-new-tokens", 6)
+    assert [(c.drafter_strategy, c.sampling.temperature) for c in flashspec] == [("auto", 0.0), ("bandit", 0.0)]
+    assert flashspec[1].sampling.gamma == 3 and flashspec[1].bandit.n_arms == 1
+    for found in result["sets"].values():
+        assert found["prompts"] == 2 and list(found["methods"]) == methods
+        ratios = found["methods"]["recommended"]["by_prompt"]["speedup"]
+        assert len(ratios) == 2 and found["methods"]["plain"]["by_prompt"]["speedup"] == [1, 1]
+    # Equality is of the untimed pass, and the stand-in's first word there was another.
+    equal = {name: found["methods"]["flashspec"]["equal_to_plain"] for name, found in result["sets"].items()}
+    assert equal == {"one": 1, "two": 2}
+    assert result["sets"]["one"]["methods"]["flashspec"]["differences"][0]["position"] == 3
+    assert result["sets"]["two"]["methods"]["flashspec"]["tokens_per_target_pass"] == 2
+    means = result["geometric_means"]
+    assert {"flashspec / plain", "recommended / plain", "recommended / flashspec", "text / lookup"} <= set(means)
+    for name in methods[1:]:
+        ratios = [found["methods"][name]["by_prompt"]["speedup"] for found in result["sets"].values()]
+        expected = prod(ratio for of_set in ratios for ratio in of_set) ** (1 / 4)
+        found = means[f"{name} / plain"]["all"]
+        assert found["mean"] == pytest.approx(expected) and found["interval"][0] <= expected <= found["interval"][1]
+    by_hand = means["recommended / plain"]["all"]["mean"] / means["flashspec / plain"]["all"]["mean"]
+    assert means["recommended / flashspec"]["all"]["mean"] == pytest.approx(by_hand, rel=1e-3)
+    # A run that was killed goes on behind its last row, here the last of all.
+    lines = (tmp_path / "result.rows.jsonl").read_bytes()
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "result.rows.jsonl").write_bytes(lines[: lines[:-1].rfind(b"\n") + 1 + 20])
+    again = run("peers.py", *options, "--count", 2, "--repeats", 2, "--max-new-tokens", 6)
+    assert again["sets"]["one"] == result["sets"]["one"]
+    assert (tmp_path / "result.rows.jsonl").read_bytes().count(b"\n") == lines.count(b"\n") == 7 * 3 * 2 * 2
 
 
 @pytest.mark.parametrize("reads", ("before", "after"))

@@ -34,12 +34,22 @@ def first_turn(row: dict) -> str:
     return row["prompt"][0]
 
 
+ARTICLE_WORDS = 500  # of an article that is summarised: about 700 tokens, so that small contexts hold it
+
+
+def summary_request(row: dict) -> str:
+    """The first `ARTICLE_WORDS` words of a news article, with what a user asks of it."""
+    article = " ".join(row["article"].split()[:ARTICLE_WORDS])
+    return f"Summarize the following article in a few sentences.\n\n{article}"
+
+
 # Name: source and template.
 SETS: dict[str, tuple[str, Callable[[dict], str]]] = {
     "alpaca": ("tatsu-lab/alpaca", prompt_text),
     "gsm8k": ("openai/gsm8k:main:test", prompt_text),
     "humaneval": ("openai/openai_humaneval:test", completion_request),
     "mt-bench": ("HuggingFaceH4/mt_bench_prompts", first_turn),
+    "summaries": ("abisee/cnn_dailymail:3.0.0:test", summary_request),
 }
 
 

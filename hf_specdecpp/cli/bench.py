@@ -23,7 +23,9 @@ def bench(
         show_default=False,
     ),
     prompts: list[str] = typer.Option(
-        ["mixed"], "--set", help="mixed, alpaca, gsm8k, humaneval, mt-bench, or NAME=SOURCE; repeat it for more."
+        ["mixed"],
+        "--set",
+        help="mixed, alpaca, gsm8k, humaneval, mt-bench, summaries, or NAME=SOURCE; repeat it for more.",
     ),
     method: list[str] = typer.Option(
         [],

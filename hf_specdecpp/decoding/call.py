@@ -18,7 +18,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from ..drafting.config import DraftingConfig
+from ..drafting.lookup import LookupStore
 from ..drafting.pair import Pair, check_pair, decoding_of
+from ..drafting.recycling import RecyclingTable
 from ..evidence.statistics import active_statistics
 from ..stopping import Scope, StoppingConfig
 from .checks import check_processors, check_target
@@ -45,6 +47,8 @@ def decode(
     assistant_model: nn.Module | None = None,
     stopping_config: StoppingConfig | None = None,
     drafting_config: DraftingConfig | None = None,
+    lookup_store: LookupStore | None = None,
+    recycling_table: RecyclingTable | None = None,
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
@@ -56,6 +60,8 @@ def decode(
         logits_processor, stopping_criteria, generation_config, model_kwargs: prepared by `generate`. A processor must
             be a function of ids and scores: it is called for tokens that are drafted and thrown away.
         assistant_model, stopping_config, drafting_config: see `Pair`, `StoppingConfig`, `DraftingConfig`.
+        lookup_store (`LookupStore`, *optional*), recycling_table (`RecyclingTable`, *optional*): what lookups and
+            recycling draw on besides this generation, and what this generation is then added to.
 
     Returns:
         What `generate` returns.
@@ -81,15 +87,29 @@ def decode(
             f"{model.config._attn_implementation!r} attention: load both with attn_implementation='sdpa', or generate "
             "for one prompt at a time"
         )
-    sources = pair.sources(rules[0], drafting.sources)
+    given = {}
+    for keyword, value, kind, source in (
+        ("lookup_store", lookup_store, LookupStore, "lookup"),
+        ("recycling_table", recycling_table, RecyclingTable, "recycling"),
+    ):
+        if value is not None:
+            if not isinstance(value, kind):
+                raise TypeError(f"{keyword} must be a {kind.__name__}, got {type(value).__name__}")
+            given[keyword] = source
+    sources = pair.sources(rules[0], drafting.sources, given)
     scope = Scope(1, drafting.branches if can_branch else 1, drafting.max_nodes, sources)
     taps = pair.taps(model, len(input_ids)) if "model" in sources else None
-    drafter = pair.drafter(law, sequences, rules[0], ending.eos, scope, generation_config, taps)
+    drafter = pair.drafter(
+        law, sequences, rules[0], ending.eos, scope, generation_config, taps, lookup_store, recycling_table
+    )
     outputs = Outputs(len(input_ids), generation_config)
     target = Engine(model, texts.padding_of_cache, taps)
     unread = texts.read_first(target, sequences.room, generation_config.prefill_chunk_size)
     listeners = [statistics.hear for statistics in active_statistics()]
     Speculation(target, drafter, rules, law, sequences, ending, outputs, listeners, experience, scope).run(unread)
+    if lookup_store is not None:
+        for text, padding in zip(sequences.texts, sequences.padding, strict=True):
+            lookup_store.add(text[padding:])
     if streamer is not None:
         streamer.end()
     if texts.cache is not None:

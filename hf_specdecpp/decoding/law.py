@@ -91,15 +91,16 @@ class Law:
         steps = [self.sequences.generated(row) + more for row, more in zip(rows, ahead, strict=True)]
         return best(p / self.noise.of(rows, steps).to(p.device), count)[1], p
 
-    def favoured(self, row: int, tokens: list[int], weights: list[int]) -> list[int]:
+    def favoured(self, row: int, tokens: list[int], weights: list[int], ahead: int = 0) -> list[int]:
         """`tokens` that may come next in a row, the likeliest first; when sampling, as the noise favours them.
 
         Args:
             weights: how often each was seen, what a greedy order does not need: `tokens` come in it.
+            ahead (`int`): how many tokens lie between the row's text and the position.
         """
         if self.noise is None or len(tokens) < 2:
             return tokens
-        noise = self.noise.of([row], [self.sequences.generated(row)])[0, tokens].tolist()
+        noise = self.noise.of([row], [self.sequences.generated(row) + ahead])[0, tokens].tolist()
         order = sorted(range(len(tokens)), key=lambda i: noise[i] / weights[i])
         return [tokens[i] for i in order]
 

@@ -14,7 +14,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..drafting.config import DraftingConfig
 from ..drafting.informed.config import Eagle3Config
+from ..drafting.lookup import LookupStore
 from ..drafting.pair import Pair, check_pair, decoding_of
+from ..drafting.recycling import RecyclingTable
 from ..stopping import Round, StoppingConfig
 from .call import decode, needs_transformers_loop
 from .law import Law
@@ -45,7 +47,8 @@ class SpecDecPP(AssistedCandidateGenerator):
         streamer (`BaseStreamer`, *optional*): only for `custom_generate`.
         target_config (`PretrainedConfig`, *optional*): the target's configuration, against which the pair is checked.
         target_model (`PreTrainedModel`, *optional*): the target. Without it a rule that measures costs begins anew.
-        drafting_config (`DraftingConfig`, *optional*): only for `custom_generate`.
+        drafting_config (`DraftingConfig`, *optional*), lookup_store (`LookupStore`, *optional*), recycling_table
+            (`RecyclingTable`, *optional*): only for `custom_generate`.
         input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor: what `generate` passes to a
             candidate generator.
 
@@ -68,10 +71,13 @@ class SpecDecPP(AssistedCandidateGenerator):
         target_config: PretrainedConfig | None = None,
         target_model: PreTrainedModel | None = None,
         drafting_config: DraftingConfig | None = None,
+        lookup_store: LookupStore | None = None,
+        recycling_table: RecyclingTable | None = None,
     ):
         self.pair = Pair.of(input_ids if isinstance(input_ids, nn.Module) else assistant_model, stopping_config)
         self.assistant_model = self.pair.draft
         self.streamer, self.drafting_config = streamer, drafting_config
+        self.lookup_store, self.recycling_table = lookup_store, recycling_table
         self.stop_reason: str | None = None
         if input_ids is None:
             return
@@ -102,7 +108,8 @@ class SpecDecPP(AssistedCandidateGenerator):
         """Generates with `model`; the signature that `generate(custom_generate=...)` expects."""
         return generated(
             type(self), model, input_ids, assistant_model=self.assistant_model, streamer=self.streamer,
-            stopping_config=self.pair.stopping_config, drafting_config=self.drafting_config, **kwargs,
+            stopping_config=self.pair.stopping_config, drafting_config=self.drafting_config,
+            lookup_store=self.lookup_store, recycling_table=self.recycling_table, **kwargs,
         )  # fmt: skip
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, Tensor | None]:
@@ -153,6 +160,8 @@ def generated(
     assistant_model: nn.Module | None = None,
     stopping_config: StoppingConfig | None = None,
     drafting_config: DraftingConfig | None = None,
+    lookup_store: LookupStore | None = None,
+    recycling_table: RecyclingTable | None = None,
     streamer: BaseStreamer | None = None,
     **prepared: Any,
 ):
@@ -165,11 +174,15 @@ def generated(
         TypeError, ValueError: see `decode` and `assisted_decoding`.
     """
     shared = {"assistant_model": assistant_model, "stopping_config": stopping_config, "streamer": streamer}
+    own = {
+        "drafting_config": drafting_config, "lookup_store": lookup_store, "recycling_table": recycling_table,
+    }  # fmt: skip
     if candidate_generator is SpecDecPP and not needs_transformers_loop(**prepared):
-        return decode(model, input_ids, drafting_config=drafting_config, **shared, **prepared)
-    if drafting_config is not None:
-        raise ValueError(
-            "drafting_config is for our own loop, and this call needs transformers' (another candidate generator, "
-            "attentions, hidden states or inputs besides text): leave one of them out"
-        )
+        return decode(model, input_ids, **own, **shared, **prepared)
+    for name, value in own.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is for our own loop, and this call needs transformers' (another candidate generator, "
+                "attentions, hidden states or inputs besides text): leave one of them out"
+            )
     return assisted_decoding(model, input_ids, candidate_generator=candidate_generator, **shared, **prepared)

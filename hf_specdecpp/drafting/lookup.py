@@ -2,39 +2,124 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections.abc import Sequence
+from numbers import Integral
+
+from torch import Tensor
 
 from ..decoding.law import Law
 from ..decoding.sequences import Sequences
 from ..stopping import DraftedToken
 from .draft import Node
+from .ngrams import Match, NgramIndex
+
+
+class LookupStore:
+    """Texts of earlier generations, for lookups in later ones: `generate(..., lookup_store=store)`.
+
+    Work that repeats itself gains: the same documents, forms or code again and again. When a generation ends its texts
+    enter the store, prompts included; the output of later ones is exact whatever the store holds. Nothing is shared
+    unless you pass it: give generations of different users stores of their own. Threads may use one at once.
+
+    It takes about 40 bytes a token. Once it is full the oldest tokens are forgotten.
+
+    Args:
+        max_tokens (`int`): the most tokens that are held.
+
+    Raises:
+        ValueError: if `max_tokens` is no whole number from 1.
+    """
+
+    def __init__(self, max_tokens: int = 500_000):
+        if not isinstance(max_tokens, Integral) or isinstance(max_tokens, bool) or max_tokens < 1:
+            raise ValueError(f"max_tokens counts tokens and must be a whole number from 1, got {max_tokens!r}")
+        self.max_tokens = int(max_tokens)
+        self.lock = threading.Lock()
+        self.clear()
+
+    def add(self, input_ids: Tensor | Sequence[int]) -> None:
+        """Adds a text, as the target's tokenizer encodes it.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(length,)` or `list[int]`): its tokens, no padding.
+
+        Raises:
+            TypeError: for what is no list of token ids.
+        """
+        tokens = input_ids.tolist() if isinstance(input_ids, Tensor) else list(input_ids)
+        if not all(isinstance(token, Integral) and token >= 0 for token in tokens):
+            raise TypeError(
+                "a lookup_store holds token ids: add one text at a time, tokenizer(text).input_ids or a tensor of "
+                f"shape (length,), got {str(input_ids)[:40]!r}"
+            )
+        with self.lock:
+            self.index.extend(tokens)
+            self.index.end_text()
+            self.largest_id = max(self.largest_id, *tokens, -1)
+
+    def clear(self) -> None:
+        """Forgets all."""
+        with self.lock:
+            self.index, self.largest_id = NgramIndex(capacity=self.max_tokens), -1
+
+    def matches(self, newest: list[int], n: int, length: int) -> list[Match]:
+        """See `NgramIndex.matches`."""
+        with self.lock:
+            return self.index.matches(newest, n, length)
+
+    def check(self, vocab_size: int) -> None:
+        """Raises `ValueError` if a token that was added is none of the target's."""
+        if self.largest_id >= vocab_size:
+            raise ValueError(
+                f"the lookup_store holds the token {self.largest_id} and the target has {vocab_size} tokens: give "
+                "each tokenizer a store of its own"
+            )
+
+    def __len__(self) -> int:
+        """The tokens that are held, and one place for the end of each text."""
+        return self.index.end - self.index.begin
+
+    def __repr__(self) -> str:
+        return f"LookupStore({len(self)} of {self.max_tokens} tokens, {self.index.nbytes / 1e6:.1f} MB)"
 
 
 class Lookup:
     """Looks the newest tokens of each text up in the text so far (prompt lookup; SuffixDecoding, arXiv 2411.04975).
 
-    An index of n-grams is kept as the texts grow, at the same cost for every token. Of the places where the longest
-    n-gram stood the likeliest continuations are proposed: the share of the places that agree on the first token is its
-    probability, and how many tokens before it agree is its evidence, by which the rule learns what lookups are worth.
+    Of the places where the longest n-gram stood, in the text and in the store, what followed is proposed as a tree:
+    the share of the places that agree on a token, of those that agree on all before it, is its probability, and how
+    many tokens before the tree agree is its evidence, by which the rule learns what lookups are worth.
 
     Args:
         length (`int`): the longest continuation.
         max_ngram (`int`): the longest n-gram that is looked up first; agreement is then counted beyond it.
-        branches (`int`): the most continuations proposed.
+        branches (`int`): the most tokens proposed behind one.
+        store (`LookupStore`, *optional*): texts besides.
+
+    Raises:
+        ValueError: for a length or n-gram below 1.
     """
 
     name = "lookup"
-    most_places = 8  # of an n-gram that are looked at, the newest
-    most_evidence = 16
 
-    def __init__(self, sequences: Sequences, law: Law, length: int = 10, max_ngram: int = 3, branches: int = 2):
-        self.sequences, self.law = sequences, law
+    def __init__(
+        self,
+        sequences: Sequences,
+        law: Law,
+        length: int = 10,
+        max_ngram: int = 3,
+        branches: int = 2,
+        store: LookupStore | None = None,
+    ):
+        if length < 1 or max_ngram < 1:
+            raise ValueError(
+                "prompt_lookup_num_tokens and max_matching_ngram_size count tokens and must be 1 or more, got "
+                f"{length} and {max_ngram}"
+            )
+        self.sequences, self.law, self.store = sequences, law, store
         self.length, self.max_ngram, self.branches = length, max_ngram, branches
-        self.indexed = [0] * len(sequences.texts)
-        # Of each row and n the places behind each n-gram.
-        self.places: list[list[dict[tuple[int, ...], list[int]]]] = [
-            [{} for _ in range(max_ngram)] for _ in sequences.texts
-        ]
+        self.indexes = [NgramIndex(max_ngram) for _ in sequences.texts]
 
     def propose(self, number: int, limit: int) -> list[Node]:
         """Continuations of a row's text, parents before children.
@@ -44,50 +129,41 @@ class Lookup:
             limit (`int`): the most tokens on a path.
         """
         row = self.sequences.going[number]
-        text = self.sequences.texts[row]
-        self._index(row, text)
         nodes: list[Node] = []
-        for rank, (place, evidence, share) in enumerate(self._matches(row, text), start=1):
-            parent = None
-            for depth, token in enumerate(text[place : place + min(self.length, limit)], start=1):
-                seen = DraftedToken(
-                    depth, share if depth == 1 else 1.0, rank=rank, source=self.name, evidence=evidence
-                )
-                parent = Node(number, parent, seen, token)
-                nodes.append(parent)
+        level: list[tuple[Node | None, list[Match]]] = [(None, self._matches(row, min(self.length, limit)))]
+        for depth in range(min(self.length, limit)):
+            grown = []
+            for parent, matches in level:
+                follow = followed(matches, depth)
+                count = sum(map(len, follow.values()))
+                tokens = self.law.favoured(row, list(follow), [len(own) for own in follow.values()], depth)
+                for rank, token in enumerate(tokens[: self.branches], start=1):
+                    own = follow[token]
+                    evidence = max(match.agreement for match in own)
+                    seen = DraftedToken(depth + 1, len(own) / count, rank=rank, source=self.name, evidence=evidence)
+                    nodes.append(Node(number, parent, seen, token))
+                    grown.append((nodes[-1], own))
+            level = grown
         return nodes
 
-    def _index(self, row: int, text: list[int]) -> None:
-        """Adds the n-grams that end before the newest token: what follows them is known."""
-        for end in range(max(self.indexed[row], 1), len(text)):
-            for n in range(1, min(self.max_ngram, end - self.sequences.padding[row]) + 1):
-                found = self.places[row][n - 1].setdefault(tuple(text[end - n : end]), [])
-                found.append(end)
-                if len(found) > self.most_places:
-                    del found[0]
-        self.indexed[row] = len(text)
+    def _matches(self, row: int, length: int) -> list[Match]:
+        """Where the longest n-gram at the end of a text stood before, the oldest first."""
+        text, padding, index = self.sequences.texts[row], self.sequences.padding[row], self.indexes[row]
+        index.extend(text[padding + index.end :])
+        newest = text[max(len(text) - index.most_agreement, padding) :]
+        for n in range(self.max_ngram, 0, -1):
+            found = [] if self.store is None else self.store.matches(newest, n, length)
+            found += index.matches(newest, n, length)
+            if found:
+                return found
+        return []
 
-    def _matches(self, row: int, text: list[int]) -> list[tuple[int, int, float]]:
-        """Where the likeliest continuations begin, how many tokens before agree, and the share of places with each."""
-        for n in range(min(self.max_ngram, len(text) - 1), 0, -1):
-            places = self.places[row][n - 1].get(tuple(text[-n:]), ())
-            if places:
-                break
-        else:
-            return []
-        agree = {place: self._agreement(text, place, n, self.sequences.padding[row]) for place in places}
-        shares = Counter(text[place] for place in places)
-        best: dict[int, int] = {}  # of each first token the place of the longest agreement, of equals the newest
-        for place in places:
-            token = text[place]
-            if token not in best or agree[place] >= agree[best[token]]:
-                best[token] = place
-        ordered = sorted(best, key=lambda token: (agree[best[token]], shares[token], best[token]), reverse=True)
-        ordered = self.law.favoured(row, ordered, [shares[token] for token in ordered])
-        return [(best[t], agree[best[t]], shares[t] / len(places)) for t in ordered[: self.branches]]
 
-    def _agreement(self, text: list[int], place: int, n: int, padding: int) -> int:
-        """How many tokens before `place` are those at the end of `text`."""
-        while n < self.most_evidence and place - n > padding and text[place - n - 1] == text[-n - 1]:
-            n += 1
-        return n
+def followed(matches: list[Match], depth: int) -> dict[int, list[Match]]:
+    """Those that go on so far by the token there, the likeliest first: most agreement, most places, the newest."""
+    follow: dict[int, list[Match]] = {}
+    for match in reversed(matches):
+        if depth < len(match.tokens):
+            follow.setdefault(match.tokens[depth], []).append(match)
+    order = sorted(follow, key=lambda t: (-max(match.agreement for match in follow[t]), -len(follow[t])))
+    return {token: follow[token][::-1] for token in order}

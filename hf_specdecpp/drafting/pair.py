@@ -24,10 +24,10 @@ from .config import SOURCES
 from .drafter import Drafter
 from .informed.config import layers_read
 from .judge import Judge
-from .lookup import Lookup
+from .lookup import Lookup, LookupStore
 from .mixture import Mixture, Source
 from .model import ModelDrafter
-from .recycling import Recycling
+from .recycling import Recycling, RecyclingTable
 
 logger = logging.get_logger(__name__)
 
@@ -107,12 +107,28 @@ class Pair:
             return [rule] * rows, experience
         return [rule, *(settings.new_rule() for _ in range(rows - 1))], experience
 
-    def sources(self, rule: StoppingRule, asked: tuple[str, ...] | None) -> tuple[str, ...]:
+    def sources(
+        self, rule: StoppingRule, asked: tuple[str, ...] | None, given: dict[str, str] | None = None
+    ) -> tuple[str, ...]:
         """What proposes in a generation by `rule`: what was asked for, else all that the rule can weigh.
 
+        Args:
+            given (`dict[str, str]`, *optional*): by the keyword of what the caller passed for a source to draw on, the
+                source.
+
         Raises:
-            ValueError: for a source that this pair or rule cannot have.
+            ValueError: for a source that this pair or rule cannot have, or for what was passed and none draws on.
         """
+        found = self._sources(rule, asked)
+        for keyword, source in (given or {}).items():
+            if source not in found:
+                raise ValueError(
+                    f"{keyword} is for the source {source!r}, and this generation drafts from {', '.join(found)}: "
+                    f"leave {keyword} out, or the stopping rule and the sources that exclude it"
+                )
+        return found
+
+    def _sources(self, rule: StoppingRule, asked: tuple[str, ...] | None) -> tuple[str, ...]:
         weighs = isinstance(getattr(rule, "rule", rule), CostAware)
         if asked is None:
             if self.draft is None:
@@ -138,8 +154,14 @@ class Pair:
         scope: Scope = ONE_TEXT,
         generation_config: GenerationConfig | None = None,
         taps: Taps | None = None,
+        lookup_store: LookupStore | None = None,
+        recycling_table: RecyclingTable | None = None,
     ) -> Drafter:
-        """What drafts for `rule` from the sources of `scope`, see `ModelDrafter` for `taps`."""
+        """What drafts for `rule` from the sources of `scope`, see `ModelDrafter` for `taps`.
+
+        Raises:
+            ValueError: for a store or a table of another vocabulary than the target's.
+        """
         model = self.model_drafter(law, sequences, rule, eos, taps) if "model" in scope.sources else None
         if not scope.is_mixed:
             return model
@@ -148,9 +170,13 @@ class Pair:
             length, ngram = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
             asked = {"length": length, "max_ngram": ngram}
             asked = {name: value for name, value in asked.items() if value is not None}
-            sources.append(Lookup(sequences, law, branches=min(scope.branches or 2, 2), **asked))
+            if lookup_store is not None:
+                lookup_store.check(law.vocab_size)
+            sources.append(Lookup(sequences, law, branches=min(scope.branches or 2, 2), store=lookup_store, **asked))
         if "recycling" in scope.sources:
-            sources.append(Recycling(sequences, law.vocab_size))
+            table = RecyclingTable(law.vocab_size) if recycling_table is None else recycling_table
+            table.check(law.vocab_size)
+            sources.append(Recycling(sequences, table))
         return Mixture(sequences, sources, model)
 
     def taps(self, target: PreTrainedModel, rows: int) -> Taps | None:

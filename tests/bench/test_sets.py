@@ -14,6 +14,10 @@ ROWS = {
         "Complete the following Python function. Answer with the whole function.\n\n```python\ndef f():\n```",
     ),
     "mt-bench": ({"prompt_id": 1, "prompt": ["First?", "Second?"], "category": "writing"}, "First?"),
+    "summaries": (
+        {"article": "word\n" + "and " * 600, "highlights": "Word."},
+        "Summarize the following article in a few sentences.\n\nword" + " and" * 499,
+    ),
     "own": ({"prompt": "Hi"}, "Hi"),
 }
 

@@ -17,7 +17,15 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, collect_stats
+from hf_specdecpp import (
+    AcceptanceHeadConfig,
+    DraftingConfig,
+    LookupStore,
+    RecyclingTable,
+    SpecDecPP,
+    StoppingConfig,
+    collect_stats,
+)
 from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.drafting import pair as pairs
 from hf_specdecpp.drafting.judge import Judge
@@ -278,6 +286,12 @@ def test_a_batch_is_refused_by_transformers_loop(target, draft):
 def test_a_prompt_that_is_padded_on_the_right_is_refused(target, draft):
     with pytest.raises(ValueError, match="pad prompts on the left"):
         generate(target, draft, attention_mask=torch.tensor([[1, 1, 1, 1, 1, 0, 0]]))
+
+
+@pytest.mark.parametrize("kept", ({"lookup_store": LookupStore()}, {"recycling_table": RecyclingTable(264)}))
+def test_what_is_kept_is_for_our_own_loop(target, draft, kept):
+    with pytest.raises(ValueError, match=f"{next(iter(kept))} is for our own loop"):
+        generate(target, draft, candidate_generator=InTransformersLoop, **kept)
 
 
 def test_a_drafting_config_is_for_our_own_loop(target, draft):

@@ -8,7 +8,7 @@ import torch
 from conftest import CONFIGS, heard, informed_draft, prompt, ragged, similar_draft, tiny_model, with_head
 from transformers import DynamicCache
 
-from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig
+from hf_specdecpp import DraftingConfig, LookupStore, RecyclingTable, SpecDecPP, StoppingConfig
 from hf_specdecpp.stopping import RULES
 
 COSTS = {"draft_seconds": 0.1, "verify_seconds": [1.0, 1.01, 1.02]}
@@ -67,7 +67,8 @@ def seeded(model, seed, **settings):
 def check(target, draft, config=None, drafting=None, seed=0, **settings):
     """Generates with and without speculation under one seed, and returns the rounds."""
     settings = {"max_new_tokens": 20, "eos_token_id": [2, 100]} | settings
-    plain, after = seeded(target, seed, **settings)
+    kept = ("lookup_store", "recycling_table")
+    plain, after = seeded(target, seed, **{name: value for name, value in settings.items() if name not in kept})
     with heard() as rounds:
         ours, then = seeded(
             target, seed, **settings, assistant_model=draft, candidate_generator=SpecDecPP, stopping_config=config,
@@ -138,6 +139,35 @@ def test_every_source_alone_and_mixed(sources, mode):
         found = {token.source for each in rounds for token, is_accepted in each.verified() if is_accepted}
         # Where a text repeats itself lookups are worth more than the table, which may then come to nothing.
         assert set(sources) - {"recycling"} <= found <= set(sources) and found
+
+
+@pytest.mark.parametrize("coupling", ("seeded", "rejection"))
+@pytest.mark.parametrize("sources", (*WITHOUT, WITH_DRAFT[-1]), ids="+".join)
+def test_whatever_a_store_and_a_table_hold(sources, coupling):
+    """Filled by what sampling said under another seed and by random tokens, alone and mixed, one row and many."""
+    target, draft = repeating()
+    config = StoppingConfig(rule="cost-aware", settings={"costs": FREE, "uses_head": False})
+    assistant = draft if "model" in sources else None
+    kept = {}
+    if "lookup" in sources:
+        kept["lookup_store"] = LookupStore(max_tokens=300)
+        kept["lookup_store"].add(prompt(120, seed=5)[0])
+    if "recycling" in sources:
+        kept["recycling_table"] = RecyclingTable(target.config.vocab_size)
+        kept["recycling_table"].successors.random_(0, target.config.vocab_size)
+    rounds = []
+    for branches in (1, 3):
+        drafting = DraftingConfig(sources, branches=branches, coupling=coupling)
+        for inputs in (ONE_ROW, MANY_ROWS):
+            settings = {**inputs, "max_new_tokens": 30, "eos_token_id": 2, **kept}
+            seeded(
+                target, 7, **settings, **SAMPLING, assistant_model=assistant, candidate_generator=SpecDecPP,
+                stopping_config=config, drafting_config=drafting,
+            )  # fmt: skip
+            rounds += check(target, assistant, config, drafting, **settings, **GREEDY)
+            if coupling == "seeded":
+                rounds += check(target, assistant, config, drafting, **settings, **SAMPLING | {"temperature": 0.3})
+    assert 0 < accepted(rounds) < drafted(rounds)
 
 
 @cache

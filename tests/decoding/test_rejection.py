@@ -6,7 +6,7 @@ from conftest import heard, with_head
 from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig
+from hf_specdecpp import DraftingConfig, LookupStore, RecyclingTable, SpecDecPP, StoppingConfig
 from hf_specdecpp.decoding import Decoding, loop, verify
 from hf_specdecpp.decoding.law import Law
 from hf_specdecpp.drafting import model
@@ -133,6 +133,14 @@ def test_a_draft_that_reads_the_target_leaves_its_distribution(pair, config, bra
 def test_lookups_alone_have_the_targets_distribution(pair):
     texts, rounds = walks(pair[0], None, None, rows=24)
     assert p_value(pair[0], texts, top_k=0) > FALSE_ALARM and sum(each.accepted for each in rounds) > 50
+
+
+def test_what_earlier_generations_left_does_not_change_the_distribution(pair):
+    kept = {"lookup_store": LookupStore(), "recycling_table": RecyclingTable(pair[0].config.vocab_size)}
+    walks(*pair, COST_AWARE, rows=4, seed=1, **kept)
+    texts, rounds = walks(*pair, COST_AWARE, branches=2, **kept)
+    assert p_value(pair[0], texts, top_k=0) > FALSE_ALARM
+    assert {token.source for each in rounds for token in each.drafted} >= {"lookup", "recycling"}
 
 
 class InTransformersLoop(SpecDecPP):

@@ -11,9 +11,10 @@ from hf_specdecpp.decoding.law import Law
 from hf_specdecpp.decoding.mode import Decoding
 from hf_specdecpp.decoding.sequences import Sequences
 from hf_specdecpp.drafting.draft import Node
-from hf_specdecpp.drafting.lookup import Lookup
+from hf_specdecpp.drafting.lookup import Lookup, LookupStore
 from hf_specdecpp.drafting.mixture import first_chain, merge, survive
-from hf_specdecpp.drafting.recycling import MOST_BYTES, Recycling
+from hf_specdecpp.drafting.ngrams import NgramIndex
+from hf_specdecpp.drafting.recycling import MOST_BYTES, Recycling, RecyclingTable
 from hf_specdecpp.stopping import CostProfile, DraftedToken, Plan
 from hf_specdecpp.stopping.forest import Forest
 
@@ -54,9 +55,13 @@ def test_several_continuations_share_the_probability():
     one = Lookup(sequences, law, length=2, max_ngram=2, branches=1).propose(0, 10)
     assert paths(one) == [[8, 7]] and one[0].token.evidence == 3
     both = Lookup(sequences, law, length=2, max_ngram=2, branches=2).propose(0, 10)
-    assert paths(both) == [[8, 7], [4, 5]]
-    assert [n.token.probability for n in both] == [pytest.approx(1 / 3), 1.0, pytest.approx(2 / 3), 1.0]
-    assert [n.token.rank for n in both if n.parent is None] == [1, 2]
+    # Behind "2 3 4" came 5 and 6, each once, and 5 is newer.
+    assert paths(both) == [[8, 7], [4, 5], [4, 6]]
+    probabilities = {tuple(before.id for before in n.path): n.token.probability for n in both}
+    assert probabilities == {
+        (8,): pytest.approx(1 / 3), (8, 7): 1, (4,): pytest.approx(2 / 3), (4, 5): 1 / 2, (4, 6): 1 / 2
+    }  # fmt: skip
+    assert [n.token.rank for n in both] == [1, 2, 1, 1, 2]
 
 
 def test_limits_and_texts_without_a_match():
@@ -87,14 +92,43 @@ def test_an_index_that_grew_is_one_built_anew(seed):
             found, expected = grown.propose(row, 6), anew.propose(row, 6)
             assert paths(found) == paths(expected)
             assert [n.token for n in found] == [n.token for n in expected]
-        assert grown.places == anew.places
 
 
-def test_the_index_remembers_a_bounded_number_of_places():
-    sequences, law = texts_of([1, 2] * 60)
-    lookup = Lookup(sequences, law)
-    lookup.propose(0, 4)
-    assert max(len(found) for by_ngram in lookup.places[0] for found in by_ngram.values()) == Lookup.most_places
+@pytest.mark.parametrize("max_ngram", (1, 2, 4, 9))
+def test_the_longest_ngram_that_stood_before_is_the_one_that_is_looked_up(max_ngram):
+    """As transformers does with the same number: from `max_matching_ngram_size` tokens down to 1, the first found."""
+    r = random.Random(0)
+    for _ in range(200):
+        text = [r.randrange(5) for _ in range(r.randrange(2, 30))]
+        sequences, law = texts_of(text)
+        firsts = [
+            node.id for node in Lookup(sequences, law, 3, max_ngram, branches=5).propose(0, 9) if not node.parent
+        ]
+        for n in range(min(max_ngram, len(text) - 1), 0, -1):
+            places = [i for i in range(n, len(text)) if text[i - n : i] == text[-n:]]
+            if places:
+                break
+        assert set(firsts) == {text[i] for i in places[-NgramIndex.most_places :]}
+
+
+@pytest.mark.parametrize("asked", ({"length": 0}, {"max_ngram": 0}, {"length": -3}))
+def test_lookups_of_nothing_are_told_so(asked):
+    with pytest.raises(ValueError, match="prompt_lookup_num_tokens and max_matching_ngram_size count tokens"):
+        Lookup(*texts_of([1, 2]), **asked)
+
+
+def test_the_store_is_looked_up_beside_the_text():
+    sequences, law = texts_of([5, 1, 2, 3, 7, 1, 2, 3])
+    store = LookupStore()
+    store.add([9, 7, 1, 2, 3, 8, 8])
+    store.add(torch.tensor([1, 2, 3, 6]))
+    nodes = Lookup(sequences, law, length=2, branches=3, store=store).propose(0, 9)
+    # Of equal agreement what is newer: the text, then the newest of the store.
+    assert [n.id for n in nodes] == [8, 7, 6, 8, 1]
+    assert [n.token.evidence for n in nodes[:3]] == [4, 3, 3]
+    assert all(n.token.source == "lookup" for n in nodes)
+    sequences, law = texts_of([4, 1, 2])  # nothing in the text itself
+    assert paths(Lookup(sequences, law, length=2, branches=1, store=store).propose(0, 9)) == [[3, 6]]
 
 
 def test_sampling_puts_what_the_noise_favours_first():
@@ -111,19 +145,32 @@ def test_sampling_puts_what_the_noise_favours_first():
     assert firsts[9] / 400 == pytest.approx(0.75, abs=0.1)
 
 
+def test_sampling_asks_the_noise_of_each_position():
+    """Behind "1 2" came 9 alone, and behind that 4 and 5."""
+    sequences, _ = texts_of([1, 2, 9, 4, 1, 2, 9, 5, 1, 2])
+    seconds = Counter()
+    for seed in range(200):
+        torch.manual_seed(seed)
+        law = Law(LogitsProcessorList(), Decoding(True), sequences, VOCAB)
+        second = Lookup(sequences, law, length=2, branches=1).propose(0, 3)[1].id
+        assert second == min((4, 5), key=lambda token: law.noise.at(1)[0, token])
+        seconds[second] += 1
+    assert min(seconds[4], seconds[5]) > 60
+
+
 # The table of successors.
 
 
 @pytest.mark.parametrize(("vocab_size", "k"), [(49152, 8), (152064, 3), (6, 6), (10_000_000, 1)])
 def test_the_table_stays_small(vocab_size, k):
-    table = Recycling(texts_of([1, 2])[0], vocab_size)
+    table = RecyclingTable(vocab_size)
     assert table.k == k
     assert vocab_size > 500_000 or table.successors.nbytes <= MOST_BYTES == 2_000_000
 
 
 def test_it_proposes_what_the_target_thought_of_before():
     sequences, _ = texts_of([3, 7])
-    table = Recycling(sequences, VOCAB, most=30, depth=3)
+    table = Recycling(sequences, RecyclingTable(VOCAB), most=30, depth=3)
     assert table.propose(0, 5) == []
     said = torch.full((3, VOCAB), -9.0)
     for row, best in enumerate(([4, 5, 6], [8, 9, 10], [11, 12, 13])):
