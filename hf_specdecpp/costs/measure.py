@@ -72,7 +72,8 @@ def measure_costs(
                 taps.kept = [[states[:1]]]
             if repeat:  # the first is warm-up
                 running.add(tokens - 1, (tokens - 1) * (middle - start) / DRAFTED, end - middle)
-    return running.profile()
+    profile = running.profile()
+    return replace(profile, verify_seconds=profile.verify_seconds[: max_draft_length + 1])
 
 
 def calibrate(

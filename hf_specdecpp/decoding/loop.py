@@ -13,7 +13,7 @@ from ..drafting.draft import Draft
 from ..drafting.drafter import Drafter
 from ..stopping import ONE_TEXT, Experience, Plan, Round, Scope, StoppingRule
 from .ending import Ending
-from .engine import Engine
+from .engine import Engine, chain
 from .law import Law
 from .mode import no_mass
 from .outputs import Outputs
@@ -58,14 +58,17 @@ class Speculation:
             draft = self.drafter.draft(self._plans())
             drafted = time.perf_counter()
             tokens, parents = self._newest_and(draft)
+            newest = before.shape[1]
+            if newest and parents is not None:
+                parents = torch.cat((chain(0, newest, len(parents)), newest + parents), dim=-1)
             logits = self.target.read(torch.cat((before, tokens), dim=-1), parents, keep=1 + draft.most).logits
-            self._advance(draft, tokens, logits, begin, drafted, newest=before.shape[1])
+            self._advance(draft, tokens, logits, begin, drafted, newest)
             before, self.is_new = before[: len(self.sequences.going), :0], False
         self.ending.trim()
         self.law.leave()
 
     def _plans(self) -> list[Plan]:
-        """Of each row that goes on; rows that share a rule share its plan. Beside the prompt only chains are read."""
+        """Of each row that goes on; rows that share a rule share its plan. Beside the prompt they plan chains."""
         rules = [self.rules[row] for row in self.sequences.going]
         scope = replace(self.scope, unread=self.drafter.unread)
         if self.is_new:
