@@ -55,7 +55,7 @@ def test_the_counted_row_holds_tokens_and_rounds_and_timed_rows_hold_seconds_onl
         ("tree", {"model"}, True),
         ("transformers-loop", {"model"}, False),
         ("text", {"lookup", "recycling"}, True),
-        ("recommended", {"model", "lookup"}, True),
+        ("recommended", {"model", "lookup", "recycling"}, True),
     ],
 )
 def test_methods_draft_from_what_they_say(target, name, sources, branches):

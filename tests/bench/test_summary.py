@@ -71,16 +71,16 @@ def test_the_replay_knows_fixed_lengths_thresholds_and_hindsight():
     def draft(accepted):
         return Draft([DraftedToken(k, 0.9 if k <= accepted else 0.1, 0.5, 0.5) for k in (1, 2)], accepted)
 
-    traces = [Trace([1, 2, 3, 4, 5, 6], 6, [draft(a) for a in (2, 2, 0, 0, 1, 0)])]
+    traces = [Trace([1, 2, 3, 4, 5, 6], 6, [draft(a) for a in (0, 2, 0, 0, 1, 0)])]
     costs = CostProfile(0.1, (1.0, 1.0, 1.0))
     fixed = StoppingConfig(None, 1, 20, "fixed", {"length": 2})
     found = summarise_replay(traces, costs, 2, fixed, with_head=False)
-    # The prompt's pass makes one token; drafts of 2 make rounds of 3 and 2, the last of which has room for one.
-    assert found["recommended"] == {"verif": 3 / 6, "discard": 0.0, "speedup": pytest.approx(5 / 2.3)}
+    # Beside the prompt a draft of 2 fails, drafts of 2 and 1 (there is no more room) make rounds of 3 and 2.
+    assert found["recommended"] == {"verif": 3 / 6, "discard": 2 / 6, "speedup": pytest.approx(5 / 2.5)}
     assert found["fixed"][1] == {"length": 2} | found["recommended"]
     assert found["oracle"]["speedup"] == pytest.approx(5 / 2.3) and found["oracle"]["discard"] == 0
     assert set(found["thresholds"]) == {"cumulative-confidence", "svip", "adaedl"}
-    assert found["first_acceptance"] == first_acceptance(traces) == 3 / 6
+    assert found["first_acceptance"] == first_acceptance(traces) == 2 / 6
     assert found["accepted_only_verif"] == 3 / 6
 
 
