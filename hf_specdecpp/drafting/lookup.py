@@ -107,7 +107,7 @@ class Lookup:
         self,
         sequences: Sequences,
         law: Law,
-        length: int = 10,
+        length: int = 20,
         max_ngram: int = 3,
         branches: int = 2,
         store: LookupStore | None = None,

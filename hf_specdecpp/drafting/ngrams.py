@@ -37,7 +37,7 @@ class NgramIndex:
 
     most_places = 8  # of an n-gram, the newest
     most_steps = 32  # from place to place, those of other n-grams with equal hashes included
-    most_agreement = 16
+    most_agreement = 32
 
     def __init__(self, max_ngram: int = 3, capacity: int = sys.maxsize):
         self.max_ngram, self.capacity = max_ngram, capacity
@@ -118,9 +118,10 @@ class NgramIndex:
         return count
 
     def _behind(self, place: int, length: int) -> list[int]:
-        found = []
-        for at in range(place, min(place + length, self.end)):
-            token = self.tokens[at % self.size]
+        found: list[int] = []
+        for at in range(place, place + length):
+            # A place in the text that is going on: what follows it beyond the end is what is found here.
+            token = self.tokens[at % self.size] if at < self.end else found[at - self.end]
             if token == END_OF_TEXT:
                 break
             found.append(token)

@@ -76,10 +76,10 @@ class RunningProposals:
 
     fading: ClassVar[float] = 0.99
     prior: ClassVar[float] = 4.0
-    edges: ClassVar[tuple[int, ...]] = (2, 3, 4, 6, 9, 13)
+    edges: ClassVar[tuple[int, ...]] = (2, 3, 4, 6, 9, 13, 20)
     # Of lookups by the number of tokens that agree, the first token and later ones; of tables by the rank.
-    first: ClassVar[tuple[float, ...]] = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9)
-    later: ClassVar[tuple[float, ...]] = (0.5, 0.6, 0.7, 0.75, 0.85, 0.9, 0.95)
+    first: ClassVar[tuple[float, ...]] = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9, 0.95)
+    later: ClassVar[tuple[float, ...]] = (0.5, 0.6, 0.7, 0.75, 0.85, 0.9, 0.95, 0.98)
     ranks: ClassVar[tuple[float, ...]] = (0.3, 0.1, 0.06, 0.04, 0.03, 0.02, 0.02)
 
     def __init__(self, before: RunningProposals | None = None):
