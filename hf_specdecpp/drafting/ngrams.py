@@ -88,7 +88,8 @@ class NgramIndex:
         """Where the last `n` tokens of `newest` stood, the oldest first.
 
         Args:
-            newest (`list[int]`): the end of a text, `most_agreement` tokens of it if it has so many.
+            newest (`list[int]`): the end of a text, `most_agreement` tokens of it if it has so many. Where the index
+                ends without `end_text`, it is that text.
             n (`int`): 1 or more; n-grams beyond `max_ngram` are looked for among the places of shorter ones.
             length (`int`): the most tokens of a match.
         """

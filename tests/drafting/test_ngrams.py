@@ -48,6 +48,7 @@ def test_the_newest_places_are_a_bounded_number():
     assert len(index.matches([1, 2], 2, 3)) == NgramIndex.most_places
     index.end_text()
     index.extend([1, 2, 9])
+    index.end_text()
     assert index.matches([1, 2], 2, 3)[-1] == Match(2, [9])
 
 
@@ -58,6 +59,13 @@ def test_a_text_that_grows_token_by_token_does_not_find_its_own_end():
         assert index.matches([4, 5, 6][: index.end], 1, 3) == []
     index.extend([4])
     assert index.matches([4, 5, 6, 4], 1, 3) == [Match(1, [5, 6, 4])]
+
+
+def test_what_follows_a_place_near_the_end_goes_on_into_what_is_found():
+    """A text that repeats three tokens used to be proposed three of them and no more."""
+    index = NgramIndex()
+    index.extend([9, 4, 5, 6, 4, 5, 6])
+    assert index.matches([9, 4, 5, 6, 4, 5, 6], 3, 8) == [Match(3, [4, 5, 6, 4, 5, 6, 4, 5])]
 
 
 def test_the_steps_and_the_memory_do_not_grow_with_the_texts():
