@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ..acceptance.layer import execution_device, listening
 from .cache import Slots, growing_cache
-from .masks import MASKED_ATTENTION, additive, ancestry, windows
+from .masks import MASKED_ATTENTION, ancestry, windows, within_windows
 from .taps import Taps
 
 
@@ -186,12 +186,9 @@ class Engine:
         self.slots.begin = len(keys) - n
         if self.is_ragged:
             self.slots.of_rows = slots[:, -n:].to(self.device)
-        masks = {}
-        for kind, window in self.windows.items():
-            near = seen if window is None else seen & (queries[:, :, None] - places[:, None] < window)
-            masks[kind] = additive(near.to(self.device), self.model.dtype)
-        mask = masks if len(masks) > 1 else next(iter(masks.values()))
-        return {"attention_mask": mask, "position_ids": queries.to(self.device)}
+        seen, queries, places = (tensor.to(self.device) for tensor in (seen, queries, places))
+        mask = within_windows(self.windows, seen, queries, places, self.model.dtype)
+        return {"attention_mask": mask, "position_ids": queries}
 
 
 def chain(first: int, count: int, rows: int) -> Tensor:

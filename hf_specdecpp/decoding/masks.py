@@ -39,6 +39,25 @@ def windows(config: PreTrainedConfig) -> dict[str, int | None]:
     return {kind: known[kind] for kind in set(types)} if set(types) <= set(known) else {}
 
 
+def within_windows(
+    windows: dict[str, int | None], seen: Tensor, queries: Tensor, keys: Tensor, dtype: torch.dtype
+) -> Tensor | dict[str, Tensor]:
+    """The masks of a pass, as models take them: one, or one for each type of layer where they differ.
+
+    Args:
+        windows: see the function of that name.
+        seen (`torch.BoolTensor` of shape `(rows, queries, keys)`): who may see what, windows aside.
+        queries (`torch.LongTensor` of shape `(rows, queries)`), keys (`torch.LongTensor` of shape `(rows, keys)` or
+            `(rows, queries, keys)`): their places in the text.
+    """
+    keys = keys[:, None] if keys.ndim == 2 else keys
+    masks = {}
+    for kind, window in windows.items():
+        near = seen if window is None else seen & (queries[:, :, None] - keys < window)
+        masks[kind] = additive(near, dtype)
+    return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to the attention's scores, (rows, 1, queries, keys), from who sees what, (rows, queries, keys)."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[

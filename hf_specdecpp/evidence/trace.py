@@ -24,6 +24,7 @@ from ..acceptance import (
 )
 from ..decoding import Decoding, draw_beside, draw_tokens
 from ..decoding.law import Law
+from ..decoding.masks import windows, within_windows
 from ..decoding.sequences import Sequences
 from ..decoding.taps import read_whole
 from ..drafting.draft import Node
@@ -127,9 +128,7 @@ class Branches:
         self.draft, self.vocab_size = draft, vocab_size
         self.skipped = 0 if taps is None else 1  # there is nothing before the first token to read it beside
         config = draft.config.get_text_config()
-        self.most, self.window = config.vocab_size - 1, getattr(config, "sliding_window", None)
-        kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-        self.mixed = self.window is not None and len(kinds) > 1
+        self.most, self.windows = config.vocab_size - 1, windows(config) or {"full_attention": None}
         self.cache = DynamicCache()  # without a config nothing in it slides, see `SpecDecPP`
         inputs = {} if taps is None else {"taps": taps[:, :-1].to(sequence.device)}
         self.own: Tensor | None = None  # what an informed draft feeds back behind what it read last
@@ -166,13 +165,9 @@ class Branches:
         """Goes on with a token for each branch, (branches,)."""
         self.seen = torch.cat((self.seen, torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)), dim=-1)
         self.at = torch.cat((self.at, self.places.expand(len(tokens), -1)), dim=-1)
-        masks = {"attention_mask": self._mask(self.seen)}
-        if self.window is not None:
-            masks["attention_mask"] = near = self._mask(self.seen & (self.places[:, None] - self.at < self.window))
-            if self.mixed:
-                masks["attention_mask"] = {"full_attention": self._mask(self.seen), "sliding_attention": near}
+        mask = within_windows(self.windows, self.seen[None], self.places[None], self.at[None], self.draft.dtype)
         inputs = {} if self.own is None else {"states": self.own[None]}
-        found = self._pass(tokens[None], position_ids=self.places[None], **masks, **inputs)
+        found = self._pass(tokens[None], position_ids=self.places[None], attention_mask=mask, **inputs)
         self.places = self.places + 1
         return self._found(*found)
 
@@ -183,11 +178,6 @@ class Branches:
         self.cache.crop(-len(tokens))
         self.seen, self.at, self.places, self.own = before
         return states
-
-    def _mask(self, seen: Tensor) -> Tensor:
-        """Added to the attention's scores, (1, 1, branches, keys)."""
-        mask = torch.zeros(seen.shape, dtype=self.draft.dtype, device=seen.device)
-        return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]
 
     def _found(self, logits: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The next token's logits, (branches, vocab_size) in float32, and the states they are of."""
