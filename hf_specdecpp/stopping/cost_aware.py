@@ -62,7 +62,13 @@ class CostAware(TimedRule):
         self.tokens = self.steps = 0.0  # of a text, and of rounds, in steps of plain decoding
         self.scope, self.tried = ONE_TEXT, False
         self.drafted = self.draft_steps = 0.0  # of a text: tokens that a draft of the model adds, and its steps
+        self.model_rounds = 0  # with such a draft, in this generation
         self.head_loss = self.own_loss = 0.0
+
+    @property
+    def kind(self) -> tuple[int, tuple[str, ...]]:
+        """Of rounds that are alike in the long run."""
+        return self.scope.rows, self.scope.sources
 
     @property
     def throughput(self) -> float:
@@ -75,8 +81,8 @@ class CostAware(TimedRule):
         It is worth so many rounds.
         """
         tokens, steps = max(self.fixed_lengths(), key=lambda reward: reward[0] / reward[1]) if drafts else (1.0, 1.0)
-        self.drafted, self.draft_steps = self.experience.drafting[self.scope].mean or (tokens - 1, steps - 1)
-        tokens, steps = self.experience.rounds[self.scope].mean or (tokens, steps)
+        self.drafted, self.draft_steps = self.experience.drafting[self.kind].mean or (tokens - 1, steps - 1)
+        tokens, steps = self.experience.rounds[self.kind].mean or (tokens, steps)
         self.tokens, self.steps = rounds * tokens, rounds * steps
 
     def fixed_lengths(self) -> Iterator[tuple[float, float]]:
@@ -167,9 +173,9 @@ class CostAware(TimedRule):
     def expected(self, token: DraftedToken) -> float:
         """The probability of acceptance, of two opinions weighted by Bayes' rule as two models of what was seen."""
         if token.source != "model":
-            return token.probability * self.seen.of_text.given(token)
+            return min(token.probability * self.seen.of_text.given(token), 0.99)
         if token.evidence:
-            return max(self._of_model(token), self.seen.of_text.given(token))
+            return max(self._of_model(token), min(self.seen.of_text.given(token), 0.99))
         return self._of_model(token)
 
     def _of_model(self, token: DraftedToken) -> float:
@@ -193,7 +199,7 @@ class CostAware(TimedRule):
             steps = self.known.round(round.passes, round.width) / self.known.verification(1)
             self.tokens = self.fading * self.tokens + round.accepted + 1
             self.steps = self.fading * self.steps + steps
-            self.experience.rounds[self.scope].add(round.accepted + 1, steps)
+            self.experience.rounds[self.kind].add(round.accepted + 1, steps)
             if self.scope.is_mixed and round.passes:
                 self._learn_drafts(round)
 
@@ -208,10 +214,11 @@ class CostAware(TimedRule):
         step = self.known.verification(1)
         cost = round.passes * self.known.draft_seconds
         cost += self.known.verification(round.width) - self.known.verification(max(round.width - count, 1))
-        weight = 1 / 16
+        self.model_rounds += 1
+        weight = max(1 / (self.model_rounds + 3), 1 / 16)  # what earlier generations showed counts for three rounds
         self.drafted += weight * (added - self.drafted)
         self.draft_steps += weight * (cost / step - self.draft_steps)
-        self.experience.drafting[self.scope].add(added, cost / step)
+        self.experience.drafting[self.kind].add(added, cost / step)
 
 
 def log_loss(probability: float, accepted: bool) -> float:

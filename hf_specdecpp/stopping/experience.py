@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import ClassVar
 
 from ..costs.profile import RunningCosts
-from .round import DraftedToken, Round, Scope
+from .round import DraftedToken, Round
 
 
 class RunningAcceptance:
@@ -87,14 +87,17 @@ class RunningProposals:
         self.counts: dict[tuple[str, int, bool], list[float]] = {}
 
     def given(self, token: DraftedToken) -> float:
-        """The probability that the token is accepted, all before it having been."""
+        """The probability that the token is accepted, all before it having been, where all places agree on it.
+
+        Of one that a share of them proposes it is that share.
+        """
         accepted, seen = self._of(token)
         return accepted / seen
 
     def add(self, token: DraftedToken, accepted: bool) -> None:
         count = self._of(token)
         count[0] = self.fading * count[0] + accepted
-        count[1] = self.fading * count[1] + 1
+        count[1] = self.fading * count[1] + (1.0 if token.source == "model" else token.probability)
 
     def _of(self, token: DraftedToken) -> list[float]:
         by_rank = token.source == "recycling"
@@ -162,15 +165,15 @@ class Experience:
     Attributes:
         costs (`RunningCosts`): of its rounds.
         seen (`Acceptances`): what was accepted.
-        rounds, drafting (`dict[Scope, Worth]`): what rounds that draft come to, and what a model's draft adds beside
-            other sources.
+        rounds, drafting (`dict[tuple, Worth]`): by the number of texts and the sources, what rounds that draft come
+            to, and what a model's draft adds beside other sources.
         idle (`int`): rounds since drafting that seems not to pay was tried.
     """
 
     def __init__(self):
         self.costs, self.seen = RunningCosts(), Acceptances()
-        self.rounds: defaultdict[Scope, Worth] = defaultdict(Worth)
-        self.drafting: defaultdict[Scope, Worth] = defaultdict(Worth)
+        self.rounds: defaultdict[tuple[int, tuple[str, ...]], Worth] = defaultdict(Worth)
+        self.drafting: defaultdict[tuple[int, tuple[str, ...]], Worth] = defaultdict(Worth)
         self.idle = 0
 
     def hear(self, round: Round) -> None:

@@ -69,7 +69,7 @@ def test_states_wait_while_other_sources_draft(grown):
     draft = informed_draft(target, texts, steps=20)
     config = StoppingConfig(rule="cost-aware", settings={"costs": COSTS, "uses_head": False})
     drafting = DraftingConfig(("model", "lookup"), branches=2)
-    rounds = check(target, draft, config, drafting, **ONE_ROW, **GREEDY, max_new_tokens=40, eos_token_id=2)
+    rounds = check(target, draft, config, drafting, **ONE_ROW, **GREEDY, max_new_tokens=120, eos_token_id=2)
     assert 0 < len(grown) < len(rounds) - 1
     compare(target, draft, grown)
 

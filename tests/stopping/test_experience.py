@@ -13,12 +13,12 @@ def test_rates_begin_with_those_of_earlier_generations_and_leave_them_fast():
     before = Acceptances()
     for _ in range(100):
         before.add(*WRONG)
-        before.add(DraftedToken(1, source="lookup", evidence=3), True)
+        before.add(DraftedToken(1, 1.0, source="lookup", evidence=3), True)
     fresh, later = Acceptances(), Acceptances(before=before)
     assert later.of_rank(1).mean == pytest.approx(before.of_rank(1).mean)
     assert later.of_rank(1).mean < 0.1 < fresh.of_rank(1).mean
     assert later.of_rank(1).given(0.9) < 0.1 and later.of_rank(1).at(1) < 0.2 < fresh.of_rank(1).at(1)
-    assert later.of_text.given(DraftedToken(1, source="lookup", evidence=3)) > 0.9
+    assert later.of_text.given(DraftedToken(1, 1.0, source="lookup", evidence=3)) > 0.9
     assert later.of_rank(3).mean == fresh.of_rank(3).mean  # of which nothing was seen
     for _ in range(30):
         later.add(*RIGHT)
@@ -87,9 +87,10 @@ def test_costs_of_other_sizes_stay_positive():
 def test_what_rounds_came_to_is_known_by_what_they_may_be():
     experience = Experience()
     mixed = Scope(1, sources=("model", "lookup"))
+    kind = mixed.rows, mixed.sources
     for _ in range(300):
-        experience.rounds[mixed].add(3.0, 1.5)
-    assert experience.rounds[mixed].mean == pytest.approx((3.0, 1.5)) and experience.rounds[Scope()].mean is None
+        experience.rounds[kind].add(3.0, 1.5)
+    assert experience.rounds[kind].mean == pytest.approx((3.0, 1.5)) and experience.rounds[1, ("model",)].mean is None
     costs = CostProfile(0.1, (1.0, 1.1))
     rule = CostAware(costs, Experience(), uses_head=False)
     rule.plan(mixed)
