@@ -61,7 +61,9 @@ class Speculation:
             newest = before.shape[1]
             if newest and parents is not None:
                 parents = torch.cat((chain(0, newest, len(parents)), newest + parents), dim=-1)
-            logits = self.target.read(torch.cat((before, tokens), dim=-1), parents, keep=1 + draft.most).logits
+            logits = self.target.read(
+                torch.cat((before.to(tokens.device), tokens), dim=-1), parents, keep=1 + draft.most
+            ).logits
             self._advance(draft, tokens, logits, begin, drafted, newest)
             before, self.is_new = before[: len(self.sequences.going), :0], False
         self.ending.trim()

@@ -31,11 +31,11 @@ def ancestry(parents: Tensor) -> tuple[Tensor, Tensor]:
 def windows(config: PreTrainedConfig) -> dict[str, int | None]:
     """For each type of layer the tokens that it sees at once, `None` for all; `{}` for types that are not known."""
     config = config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = None
+    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if not types:  # where they are named, models slide as they say
+        slides = window is not None and getattr(config, "use_sliding_window", True)
+        types = ["sliding_attention" if slides else "full_attention"]
     known = {"full_attention": None, "sliding_attention": window}
-    types = getattr(config, "layer_types", None) or (["full_attention"] if window is None else ["sliding_attention"])
     return {kind: known[kind] for kind in set(types)} if set(types) <= set(known) else {}
 
 
