@@ -110,7 +110,7 @@ def said(draft) -> torch.Tensor:
     ("kind", "settings"),
     [
         (DFlashForCausalLM, {"layout": "dflash", "own_head": False, "draft_vocab_size": VOCAB}),
-        (DFlashForCausalLM, {"layout": "speculators", "target_layers": None, "sample_from_anchor": True}),
+        (DFlashForCausalLM, {"layout": "speculators", "sample_from_anchor": True}),
         (DFlashForCausalLM, {"own_embedding": True, "layer_types": ["sliding_attention", "full_attention"],
                              "use_sliding_window": True, "sliding_window": 3}),
         (DSparkForCausalLM, {"markov_head_type": "rnn"}),
@@ -157,6 +157,7 @@ def test_what_is_the_targets_is_neither_copied_nor_saved(target, tmp_path):
         ({"fc.weight": torch.ones(32, 72)}, {}, "for a target with states of width 24, and this one has 32"),
         ({}, {"aux_hidden_state_layer_ids": [1, 2, 3]}, "a target of 2 layers has those from 0 to 2"),
         ({}, {"block_size": None}, "names no block_size, which a draft of blocks needs"),
+        ({}, {"aux_hidden_state_layer_ids": None}, "names no layer ids of the target, which a draft of blocks needs"),
         ({}, {"mask_token_id": None}, "names no mask_token_id, which a draft of blocks needs"),
         ({}, {"mask_token_id": VOCAB}, f"mask_token_id is {VOCAB}, and its vocabulary has {VOCAB} tokens"),
         ({}, {"speculators_model_type": "dspark", "markov_rank": 0}, "confidence head reads a Markov head"),

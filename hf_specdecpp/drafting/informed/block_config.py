@@ -140,7 +140,11 @@ def read_block_config(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]
     layers = config.get("aux_hidden_state_layer_ids")
     if layers is None and flat.get("target_layer_ids"):
         layers = [i + 1 for i in flat["target_layer_ids"]]
-    taps, fused = len(layers or (2, 0, -3)), shapes.get("fc.weight", (0, 0))[1]
+    if not layers:
+        raise ValueError(
+            "the draft's configuration names no layer ids of the target, which a draft of blocks needs: add them"
+        )
+    taps, fused = len(layers), shapes.get("fc.weight", (0, 0))[1]
     if fused % taps:
         raise ValueError(f"fc.weight reads {fused} numbers, which are no {taps} states of the target of equal width")
     found = CONFIGS[kind](
