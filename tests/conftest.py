@@ -34,6 +34,7 @@ from hf_specdecpp.acceptance import acceptance_layer
 from hf_specdecpp.costs import store as calibration
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.drafting.informed.config import Eagle3Config
+from hf_specdecpp.drafting.informed.dflash import DFlashForCausalLM, DSparkForCausalLM
 from hf_specdecpp.drafting.informed.eagle3 import Eagle3ForCausalLM
 from hf_specdecpp.hub.data import fingerprint, tokenized_prompts
 from hf_specdecpp.stopping import Round
@@ -133,6 +134,40 @@ def informed_draft(target, texts: list[torch.Tensor], steps: int = 30, **config)
             torch.nn.functional.cross_entropy(draft.lm_head.compact_logits(o.last_hidden_state).mT, rows[:, begin:])
             for o, begin in ((first, 2), (second, 3))
         )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return draft.eval()
+
+
+def block_draft(target, texts: list[torch.Tensor], kind=DFlashForCausalLM, steps: int = 40, **config):
+    """A DFlash or DSpark draft that has learned some of what `target` says in `texts`."""
+    torch.manual_seed(0)
+    settings = {
+        "hidden_size": target.config.hidden_size, "intermediate_size": 40, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": VOCAB, "block_size": 5, "mask_token_id": 3,
+        "target_layers": list(range(target.config.num_hidden_layers + 1)),
+    }  # fmt: skip
+    rank = {"markov_rank": 8} if kind is DSparkForCausalLM else {}
+    draft = kind(kind.config_class(**settings | rank | config))
+    draft.borrow(target)
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    with torch.no_grad():
+        states = target(ids, output_hidden_states=True).hidden_states
+    taps = torch.cat([states[layer] for layer in draft.config.target_layers], dim=-1)
+    masks = torch.full((len(ids), draft.config.block_size - 1), draft.config.mask_token_id)
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam([p for p in draft.parameters() if p.requires_grad], 5e-3)
+    skipped = int(not draft.config.sample_from_anchor)
+    for _ in range(steps):
+        loss = 0
+        for anchor in torch.randint(3, ids.shape[1] - draft.config.drafted, (4,), generator=generator).tolist():
+            found = draft(torch.cat((ids[:, : anchor + 1], masks), dim=-1), taps=taps[:, :anchor])
+            memory = None
+            for place in range(skipped, draft.config.block_size):
+                before = anchor + place - skipped
+                logits, memory = draft.biased(found.logits[:, place], ids[:, before], found.states[:, place], memory)
+                loss = loss + torch.nn.functional.cross_entropy(logits, ids[:, before + 1])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -59,7 +59,7 @@ def measure_costs(
     for repeat in range(repeats + 1):
         for tokens in order.sample(range(1, max_draft_length + 2), max_draft_length + 1):
             start = time.perf_counter()
-            drafter.draft(drafts)
+            passes = drafter.draft(drafts).passes
             middle = time.perf_counter()
             logits = engine.read(ids[:, -tokens:]).logits
             logits.float().argmax(-1).tolist()
@@ -71,7 +71,7 @@ def measure_costs(
             if taps is not None:
                 taps.kept = [[states[:1]]]
             if repeat:  # the first is warm-up
-                running.add(tokens - 1, (tokens - 1) * (middle - start) / DRAFTED, end - middle)
+                running.add(tokens - 1, (tokens - 1) * (middle - start) / passes, end - middle)
     profile = running.profile()
     return replace(profile, verify_seconds=profile.verify_seconds[: max_draft_length + 1])
 

@@ -97,7 +97,7 @@ def decode(
                 raise TypeError(f"{keyword} must be a {kind.__name__}, got {type(value).__name__}")
             given[keyword] = source
     sources = pair.sources(rules[0], drafting.sources, given)
-    scope = Scope(1, drafting.branches if can_branch else 1, drafting.max_nodes, sources)
+    scope = Scope(1, drafting.branches if can_branch else 1, drafting.max_nodes, sources, block=pair.block)
     taps = pair.taps(model, len(input_ids)) if "model" in sources else None
     drafter = pair.drafter(
         law, sequences, rules[0], ending.eos, scope, generation_config, taps, lookup_store, recycling_table

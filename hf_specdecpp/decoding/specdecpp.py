@@ -13,7 +13,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from transformers.generation.streamers import BaseStreamer
 
 from ..drafting.config import DraftingConfig
-from ..drafting.informed.config import Eagle3Config
+from ..drafting.informed.config import ReadsTarget
 from ..drafting.lookup import LookupStore
 from ..drafting.pair import Pair, check_pair, decoding_of
 from ..drafting.recycling import RecyclingTable
@@ -87,9 +87,9 @@ class SpecDecPP(AssistedCandidateGenerator):
         # The loop writes num_assistant_tokens back to the draft when its schedule is "heuristic": leave it as it was.
         self.num_assistant_tokens = self.assistant_model.generation_config.num_assistant_tokens
         vocab_size = check_pair(self.pair.head, self.assistant_model.config, target_config)
-        if isinstance(self.assistant_model.config, Eagle3Config):
+        if isinstance(self.assistant_model.config, ReadsTarget):
             raise ValueError(
-                "an EAGLE-3 draft reads the target's states, which transformers' own loop does not hand on: leave out "
+                "the draft reads the target's states, which transformers' own loop does not hand on: leave out "
                 "what needs that loop (attentions, hidden states, inputs besides text, a subclass of SpecDecPP)"
             )
         mask = (model_kwargs or {}).get("attention_mask")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -52,6 +54,8 @@ class ModelDrafter:
             its own, which is forgotten each round.
     """
 
+    reach: ClassVar[float] = math.inf  # the longest path that it can draft
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -84,7 +88,8 @@ class ModelDrafter:
         going = self.sequences.going
         own = [self.max_context - self.sequences.length(row) + self.sequences.padding[row] + 1 for row in going]
         rooms = [min(room, most) for room, most in zip(self.sequences.rooms(), own, strict=True)]
-        limits = [room if plan.cap is None else min(plan.cap, room) for plan, room in zip(plans, rooms, strict=True)]
+        caps = [self.reach if plan.cap is None else min(plan.cap, self.reach) for plan in plans]
+        limits = [min(cap, room) for cap, room in zip(caps, rooms, strict=True)]
         draft = Draft([[] for _ in plans], ["no_room" if room < 1 else "no_draft" for room in rooms])
         frontier: list[Place] = [(row, None) for row, limit in enumerate(limits) if limit > 0]
         # Beside the prompt, in the first round, the target has read nothing yet that a draft could read.
@@ -159,6 +164,11 @@ class ModelDrafter:
         seen = self.engine.read(self._own(tokens), padded, **inputs)
         return self._behind(seen, [node.row for node in nodes], [node.read_as - base - width for node in nodes])
 
+    def _behind_all(self, tokens: Tensor, own: Tensor | None, depth: int) -> Behind:
+        """Reads in every row the token that was drafted behind `depth - 1` others, (rows, 1), beside `own`."""
+        inputs = {} if own is None else {"states": own[:, None]}
+        return self._behind(self.engine.read(self._own(tokens), **inputs))
+
     def _own(self, tokens: Tensor) -> Tensor:
         """`tokens` as the draft may read them: if it is padded less, the target may say a token that it lacks."""
         small = self.own_vocab_size < self.law.vocab_size
@@ -202,8 +212,7 @@ class ModelDrafter:
                     if q is not None and self.law.noise is None:
                         draft.q[id(node)] = q[row]
             if depth < max(limits):
-                inputs = {} if behind.own is None else {"states": behind.own[:, None]}
-                behind = self._behind(self.engine.read(self._own(tokens), **inputs))
+                behind = self._behind_all(tokens, behind.own, depth)
         for row, limit in enumerate(limits):
             if limit > 0:
                 draft.stop_reasons[row] = "max_length" if limit == rooms[row] else plans[row].cap_reason

@@ -20,8 +20,10 @@ from ..decoding.mode import Decoding
 from ..decoding.sequences import Sequences
 from ..decoding.taps import Taps
 from ..stopping import ONE_TEXT, CostAware, Experience, Scope, StoppingConfig, StoppingRule
+from .block import BlockDrafter
 from .config import SOURCES
 from .drafter import Drafter
+from .informed.block_config import DFlashConfig
 from .informed.config import layers_read
 from .judge import Judge
 from .lookup import Lookup, LookupStore
@@ -198,7 +200,14 @@ class Pair:
                 f"the draft reads at most {limit} tokens, and the text may have {sequences.max_length}: beyond the "
                 "former the target decodes alone"
             )
-        return ModelDrafter(self.draft, law, sequences, rule.needs, judge, limit, eos, taps)
+        drafter = BlockDrafter if isinstance(self.draft.config, DFlashConfig) else ModelDrafter
+        return drafter(self.draft, law, sequences, rule.needs, judge, limit, eos, taps)
+
+    @property
+    def block(self) -> int:
+        """The most tokens that a pass of the draft drafts."""
+        config = self.draft and self.draft.config
+        return config.drafted if isinstance(config, DFlashConfig) else 1
 
 
 def without_draft(stopping_config: StoppingConfig | None) -> StoppingConfig:

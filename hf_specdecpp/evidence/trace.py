@@ -28,6 +28,7 @@ from ..decoding.masks import windows, within_windows
 from ..decoding.sequences import Sequences
 from ..decoding.taps import read_whole
 from ..drafting.draft import Node
+from ..drafting.informed.block_config import check_chained
 from ..drafting.informed.config import layers_read
 from ..drafting.model import in_vocabulary
 from ..drafting.pair import Pair, active_head_config, check_pair
@@ -212,6 +213,7 @@ def record_trace(
         The trace, and with a head, for `judged`, the hidden state of the draft before each drafted token
         (`torch.HalfTensor` of shape `(drafted tokens, hidden_size)`).
     """
+    check_chained(draft.config)
     head, device = mounted_head(draft), draft.device
     vocab_size = check_pair(head and head[1], draft.config, target.config)
     known, first = torch.tensor([prompt + response]), len(prompt)
@@ -284,6 +286,7 @@ def record_trees(
     Returns:
         The trace; chains replay from it as well.
     """
+    check_chained(draft.config)
     ids = torch.tensor([prompt], device=target.device)
     torch.manual_seed(seed)
     response = target.generate(

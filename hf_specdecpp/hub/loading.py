@@ -22,7 +22,9 @@ from transformers import (
 from transformers.utils import cached_file, find_adapter_config_file
 
 from ..acceptance.layer import execution_device
-from ..drafting.informed.config import is_eagle3
+from ..drafting.informed.block_config import block_kind
+from ..drafting.informed.config import ReadsTarget, is_eagle3
+from ..drafting.informed.dflash import BLOCK_DRAFTS
 from ..drafting.informed.eagle3 import Eagle3ForCausalLM
 from ..drafting.informed.reading import check_reading
 from ..drafting.informed.tensors import HUB
@@ -70,19 +72,21 @@ def load_draft(
     prompts: list[list[int]] | None = None,
     **kwargs: Any,
 ) -> PreTrainedModel:
-    """A draft for `target`, to be `generate`'s `assistant_model`: a causal language model, or an EAGLE-3 draft.
+    """A draft for `target`, to be `generate`'s `assistant_model`: a causal language model, or an EAGLE-3, DFlash
+    or DSpark draft.
 
     EAGLE-3 drafts are read in both formats in which they are published, that of SafeAILab and SpecForge and that of
-    speculators. One without an embedding uses the target's, which is neither copied nor saved with it.
+    speculators, DFlash drafts in that of z-lab and that of speculators, DSpark drafts in the latter's. One without an
+    embedding or an output layer uses the target's, which is neither copied nor saved with it.
 
     Args:
         name_or_path (`str`): a folder, or an id on the Hub; that of an acceptance head loads its draft with the head.
         target (`PreTrainedModel`): the model that the draft is for.
-        target_layers (`list[int]`, *optional*): which of the target's `hidden_states` an EAGLE-3 draft reads, in place
+        target_layers (`list[int]`, *optional*): which of the target's `hidden_states` the draft reads, in place
             of those that its configuration names. Published ids have two meanings, see `drafting.informed.config`.
         prompts (`list[list[int]]`, *optional*): token ids. Both meanings are tried on what the target says behind
             them, and a warning says if the other one fits better.
-        kwargs: of `from_pretrained`. An EAGLE-3 draft has the target's dtype if none is given, and any draft its
+        kwargs: of `from_pretrained`. A draft that reads the target has its dtype if none is given, and any draft its
             device if no `device_map` is.
 
     Returns:
@@ -105,8 +109,9 @@ def load_draft(
             draft.load_adapter(name, adapter_kwargs=hub)
             return draft
         config, _ = PreTrainedConfig.get_config_dict(name, **hub)
-        if is_eagle3(config):
-            draft = Eagle3ForCausalLM.from_pretrained(name, **{"dtype": target.dtype, **kwargs})
+        informed = informed_class(config)
+        if informed is not None:
+            draft = informed.from_pretrained(name, **{"dtype": target.dtype, **kwargs})
             if target_layers is not None and len(target_layers) != draft.config.num_taps:
                 raise ValueError(
                     f"target_layers={target_layers} names {len(target_layers)} hidden states, and {name!r} reads "
@@ -122,9 +127,15 @@ def load_draft(
     if kwargs.get("device_map") is None and not getattr(draft, "is_quantized", False):
         draft = draft.to(execution_device(target.get_input_embeddings()))
     draft.eval()
-    if prompts and isinstance(draft, Eagle3ForCausalLM):
+    if prompts and isinstance(draft.config, ReadsTarget):
         check_reading(draft, target, prompts)
     return draft
+
+
+def informed_class(config: dict[str, Any]) -> type[PreTrainedModel] | None:
+    """Of a draft that reads its target, by a published configuration; `None` for an ordinary one."""
+    kind = block_kind(config)
+    return BLOCK_DRAFTS[kind] if kind else Eagle3ForCausalLM if is_eagle3(config) else None
 
 
 def check_ordinary(name: str, config: dict[str, Any]) -> None:
@@ -135,7 +146,7 @@ def check_ordinary(name: str, config: dict[str, Any]) -> None:
     if "speculators_model_type" in config or not (known or "AutoModelForCausalLM" in config.get("auto_map", {})):
         raise ValueError(
             f"{name!r} is a {config.get('speculators_model_type') or ', '.join(named)}, which cannot be loaded as a "
-            "draft: give a causal language model or an EAGLE-3 draft"
+            "draft: give a causal language model or an EAGLE-3, DFlash or DSpark draft"
         )
 
 
@@ -212,7 +223,7 @@ def auto_class(name: str) -> type:
     """What loads the model of that name, be it a target or a draft without one."""
     check_folder(name)
     with found(name):
-        return Eagle3ForCausalLM if is_eagle3(PreTrainedConfig.get_config_dict(name)[0]) else AutoModelForCausalLM
+        return informed_class(PreTrainedConfig.get_config_dict(name)[0]) or AutoModelForCausalLM
 
 
 def _load(auto_class: Any, name: str, **kwargs: Any) -> Any:

@@ -75,6 +75,15 @@ class CostAware(TimedRule):
         """Tokens a second in the long run, of all texts together: of rounds that draft, or of plain decoding."""
         return self.scope.rows * max(self.tokens / self.steps, 1.0) / self.known.verification(1)
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a draft: of a draft of blocks, those of one pass."""
+        return self.max_length if self.scope.block == 1 else min(self.max_length, self.scope.block)
+
+    def seconds(self, drafted: int) -> float:
+        """Of a round of a chain of so many tokens. The pass of a block is one, however many of it are verified."""
+        return self.known.round(math.ceil(drafted / self.scope.block), drafted + 1)
+
     def expect(self, drafts: bool = True, rounds: float = 8.0) -> None:
         """Begins the long run with what earlier ones came to, or else with what the best fixed length should do.
 
@@ -88,18 +97,18 @@ class CostAware(TimedRule):
     def fixed_lengths(self) -> Iterator[tuple[float, float]]:
         """Of a round that drafts 1, 2, ... tokens whatever they are: expected tokens of a text, and time in steps."""
         survival, tokens = 1.0, 1.0
-        for length in range(1, self.max_length + 1):
+        for length in range(1, self.longest + 1):
             survival *= self.acceptance.at(length)
             tokens += survival
-            yield tokens, self.known.round(length) / self.known.verification(1)
+            yield tokens, self.seconds(length) / self.known.verification(1)
 
     def balance(self, drafted: int, survival: float) -> float:
         """The best expected gain, in tokens, of drafting some more after `drafted` tokens."""
         best, gained = 0.0, 0.0
-        for more in range(1, min(self.horizon, self.max_length - drafted) + 1):
+        for more in range(1, min(self.horizon, self.longest - drafted) + 1):
             survival *= self.acceptance.at(drafted + more)
             gained += survival
-            added = self.known.round(drafted + more) - self.known.round(drafted)
+            added = self.seconds(drafted + more) - self.seconds(drafted)
             best = max(best, gained - self.throughput * added)
         return best
 
@@ -116,15 +125,15 @@ class CostAware(TimedRule):
         branches = scope.branches or self.branches
         if branches == 1 and scope.rows == 1 and not scope.is_mixed:
             return Plan(
-                self.max_length, "survival", self.levels(), strict=True, factor=self.expected, reason=self.reason,
+                self.longest, "survival", self.levels(), strict=True, factor=self.expected, reason=self.reason,
                 cap_reason=self.reason,
             )  # fmt: skip
         return Forest(
-            self.max_length, "survival", factor=self.expected, reason=self.reason, cap_reason=self.reason,
+            self.longest, "survival", factor=self.expected, reason=self.reason, cap_reason=self.reason,
             branches=branches, chooses=branches > 1 or scope.is_mixed, value=self.throughput, costs=self.known,
             ranked=self.ranked, horizon=self.horizon, max_nodes=scope.max_nodes, rows=scope.rows,
             drafted=self.drafted if pays else 0.0, price=self.draft_steps * self.tokens / self.steps,
-            tries=pays and self.tried,
+            tries=pays and self.tried, block=scope.block,
         )  # fmt: skip
 
     def _pays(self) -> bool:
@@ -155,12 +164,12 @@ class CostAware(TimedRule):
         be expected to add, exceeds the value of their time.
         """
         found = []
-        for drafted in range(1, self.max_length + 1):
+        for drafted in range(1, self.longest + 1):
             reach, gained, least = 1.0, 0.0, math.inf
-            for more in range(1, min(self.horizon, self.max_length - drafted) + 1):
+            for more in range(1, min(self.horizon, self.longest - drafted) + 1):
                 reach *= self.acceptance.at(drafted + more)
                 gained += reach
-                added = self.known.round(drafted + more) - self.known.round(drafted)
+                added = self.seconds(drafted + more) - self.seconds(drafted)
                 if gained > 0:
                     least = min(least, self.throughput * added / gained)
             found.append(least)

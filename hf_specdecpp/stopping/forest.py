@@ -35,6 +35,7 @@ class Forest(Plan):
         drafted (`float`), price (`float`): tokens of a text that a draft of the model can be expected to add, and what
             its seconds are worth in tokens.
         tries (`bool`): draft with the model in any case.
+        block (`int`): levels that a pass of the model drafts; within it another level takes none.
     """
 
     value: float = 0.0
@@ -47,6 +48,7 @@ class Forest(Plan):
     drafted: float = 0.0
     price: float = 0.0
     tries: bool = True
+    block: int = 1
 
     def drafts_beside(self, nodes: Sequence[Sequence[Node]]) -> bool:
         """Whether the model drafts as well where these nodes of each text are proposed already.
@@ -99,7 +101,8 @@ class Forest(Plan):
             acceptances = self.ranked(depth + more)[: self.branches]
             children = sorted((s * a for s in survivals for a in acceptances), reverse=True)
             gained += sum(child - share for child in children if child > share)
-            best = max(best, gained - self.value * more * self.costs.draft_seconds)
+            passes = more if self.block == 1 else 0
+            best = max(best, gained - (self.value * passes * self.costs.draft_seconds if passes else 0.0))
             survivals = children[: self.expanded * self.rows]
         return best
 

@@ -95,6 +95,7 @@ class Scope:
         max_nodes (`int`): the most drafted tokens that the target verifies of each text.
         sources (`tuple[str, ...]`): what may propose, of which only the model takes time.
         unread (`int`): tokens of a text that the model must read before it drafts, besides the newest.
+        block (`int`): the most tokens on a path that one pass of the model drafts; if it is not 1, no other follows.
     """
 
     rows: int = 1
@@ -102,6 +103,7 @@ class Scope:
     max_nodes: int = 32
     sources: tuple[str, ...] = ("model",)
     unread: int = field(default=0, compare=False)
+    block: int = 1
 
     @property
     def is_mixed(self) -> bool:

@@ -202,17 +202,17 @@ class Goodput(TimedRule):
         self.acceptance = 0.7
 
     def plan(self, scope: Scope = ONE_TEXT) -> Plan:
-        return Plan(self.length(scope.rows), reason=self.reason, cap_reason=self.reason)
+        return Plan(self.length(scope.rows, scope.block), reason=self.reason, cap_reason=self.reason)
 
-    def length(self, rows: int = 1) -> int:
-        """Tokens to draft next."""
+    def length(self, rows: int = 1, block: int = 1) -> int:
+        """Tokens to draft next; `block` of them take one pass of the draft."""
         costs = self.current_costs(rows)
         if costs is None:
             return (4, 0)[self.experience.costs.rounds() % 2]
         best, chosen = 0.0, 0
         for k in range(self.max_length + 1):
             a = min(self.acceptance, 0.999)
-            goodput = (1 - a ** (k + 1)) / (1 - a) / costs.round(k)
+            goodput = (1 - a ** (k + 1)) / (1 - a) / costs.round(math.ceil(k / block), k + 1)
             if goodput <= best:
                 break
             best, chosen = goodput, k
@@ -248,10 +248,10 @@ class DropIn(TimedRule):
         self.recent: deque[tuple[int, int]] = deque(maxlen=window)
 
     def plan(self, scope: Scope = ONE_TEXT) -> Plan:
-        return Plan(self.length(scope.rows), reason=self.reason, cap_reason=self.reason)
+        return Plan(self.length(scope.rows, scope.block), reason=self.reason, cap_reason=self.reason)
 
-    def length(self, rows: int = 1) -> int:
-        """Tokens to draft next."""
+    def length(self, rows: int = 1, block: int = 1) -> int:
+        """Tokens to draft next; `block` of them take one pass of the draft."""
         costs = self.current_costs(rows)
         if costs is None:
             return (4, 0)[self.experience.costs.rounds() % 2]

@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
 from ..decoding import Decoding
+from ..drafting.informed.block_config import check_chained
 from ..drafting.informed.config import Eagle3Config, layers_read
 from ..evidence.files import atomically, keep_settings, write_atomically
 from ..hub.data import lengths
@@ -68,6 +69,7 @@ def label_prompts(
         ValueError: if a prompt with its response exceeds the context of a model, if the folder holds other labels, if
             the disk is full, or for labels that a draft which reads the target's states cannot have.
     """
+    check_chained(draft.config)
     check_context(prompts, card, target, draft)
     is_informed = bool(layers_read(draft.config, target.config))
     if is_informed and (card.procedure != "on-policy" or len(card.decodings) > 1 or not card.states):

@@ -12,6 +12,7 @@ from hf_specdecpp.decoding.law import Law
 from hf_specdecpp.drafting import model
 from hf_specdecpp.drafting.draft import Node
 from hf_specdecpp.drafting.informed.config import Eagle3Config
+from hf_specdecpp.drafting.informed.dflash import DFlashForCausalLM, DSparkForCausalLM
 from hf_specdecpp.drafting.informed.eagle3 import Eagle3ForCausalLM
 from hf_specdecpp.stopping import DraftedToken
 
@@ -128,6 +129,28 @@ def test_a_draft_that_reads_the_target_leaves_its_distribution(pair, config, bra
     texts, rounds = walks(pair[0], draft, config, branches)
     assert p_value(pair[0], texts, top_k=0) > FALSE_ALARM
     assert 0.05 < sum(each.accepted for each in rounds) / sum(len(each.drafted) for each in rounds) < 0.95
+
+
+@pytest.mark.parametrize("kind", (DFlashForCausalLM, DSparkForCausalLM))
+@pytest.mark.parametrize("rule, branches", [("fixed", 1), ("svip", 1), ("eagle-2", 3)])
+def test_a_draft_of_blocks_leaves_the_distribution(pair, kind, rule, branches):
+    """How much of a block is verified may depend on tokens before, never on the last itself."""
+    torch.manual_seed(2)
+    shape = {
+        "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+        "num_hidden_layers": 1, "block_size": 5, "mask_token_id": 0, "markov_rank": 4, "vocab_size": STATES,
+    }  # fmt: skip
+    draft = kind(kind.config_class(**shape, draft_vocab_size=5, target_layers=[1], enable_confidence_head=False))
+    with torch.no_grad():
+        draft.lm_head.weight.mul_(20)
+        draft.markov_head.markov_w1.weight.mul_(40)
+        draft.markov_head.markov_w2.weight.mul_(40)
+    draft.eval().borrow(pair[0])
+    config = {"fixed": CHAIN, "svip": StoppingConfig(rule="svip"), "eagle-2": TREE}[rule]
+    texts, rounds = walks(pair[0], draft, config, branches)
+    assert p_value(pair[0], texts, top_k=0) > FALSE_ALARM
+    assert 0.05 < sum(each.accepted for each in rounds) / sum(len(each.drafted) for each in rounds) < 0.95
+    assert len({len(each.drafted) for each in rounds}) > 1
 
 
 def test_lookups_alone_have_the_targets_distribution(pair):

@@ -23,7 +23,15 @@ SHAPE = (
 KEPT = ("speculators_config", "speculators_version", "embed_requires_grad")  # said again as they were
 
 
-class Eagle3Config(LlamaConfig):
+class ReadsTarget:
+    """Of configurations of drafts that read their target's states."""
+
+    @property
+    def num_taps(self) -> int:
+        return len(self.target_layers or (2, 0, -3))
+
+
+class Eagle3Config(ReadsTarget, LlamaConfig):
     """The configuration of an EAGLE-3 draft; `vocab_size` is the target's.
 
     Args:
@@ -61,10 +69,6 @@ class Eagle3Config(LlamaConfig):
         self.draft_vocab_size = self.draft_vocab_size or self.vocab_size
         self.target_hidden_size = self.target_hidden_size or self.hidden_size
 
-    @property
-    def num_taps(self) -> int:
-        return len(self.target_layers or (2, 0, -3))
-
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Eagle3Config:
         """From a configuration of ours or a published one; of the latter only what tensors do not settle."""
@@ -82,7 +86,7 @@ def layers_read(draft: PreTrainedConfig, target: PreTrainedConfig) -> tuple[int,
     Raises:
         ValueError: if the draft is for a target of another width, depth or vocabulary.
     """
-    if not isinstance(draft, Eagle3Config):
+    if not isinstance(draft, ReadsTarget):
         return ()
     target = target.get_text_config()
     for what, own, theirs in (
@@ -169,12 +173,18 @@ def places(names: Any) -> list[str]:
                    for n in names if n.startswith(("midlayer.", "layers."))})  # fmt: skip
 
 
-def write_config(config: Eagle3Config) -> dict[str, Any]:
-    """A published configuration, in the layout of `config`."""
+def layer_settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """What a published configuration says of a draft's layers."""
     layer = {name: getattr(config, name) for name in SHAPE} | {"tie_word_embeddings": False}
     rope = dict(config.rope_parameters)
     layer["rope_theta"] = rope.pop("rope_theta")
     layer["rope_scaling"] = rope if rope.get("rope_type", "default") != "default" else None
+    return layer
+
+
+def write_config(config: Eagle3Config) -> dict[str, Any]:
+    """A published configuration, in the layout of `config`."""
+    layer = layer_settings(config)
     kind = "qwen3" if config.qk_norm else "llama"
     if kind == "llama":
         layer["mlp_bias"] = config.mlp_bias

@@ -37,7 +37,15 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from .borrowed import Borrowed, target_embedding
 from .config import Eagle3Config, layers_read, read_config
-from .tensors import HUB, KEY_MAPPING, published_name, published_tensors, stored_shapes
+from .tensors import (
+    HUB,
+    KEY_MAPPING,
+    check_rows,
+    check_stored,
+    published_name,
+    published_tensors,
+    stored_shapes,
+)
 
 
 @dataclass
@@ -232,24 +240,10 @@ class Eagle3ForCausalLM(LlamaPreTrainedModel, GenerationMixin):
             wanted = {published_name(n, config.layout): tuple(t.shape) for n, t in cls(config).state_dict().items()}
         if config.draft_vocab_size == config.vocab_size:
             wanted.pop("d2t")
-        if missing := sorted(wanted.keys() - shapes.keys()):
-            raise ValueError(
-                f"{name!r} is no whole EAGLE-3 draft, it lacks {', '.join(missing)}: save or download it again"
-            )
-        for tensor, shape in wanted.items():
-            if shapes[tensor] != shape:
-                raise ValueError(
-                    f"{tensor} of {name!r} has the shape {shapes[tensor]}, and its configuration says {shape}: save "
-                    "or download it again"
-                )
+        check_stored(name, "EAGLE-3", wanted, shapes)
         kwargs["key_mapping"] = KEY_MAPPING
         draft = super().from_pretrained(name, *args, **kwargs | {"config": config})
-        ids = draft.lm_head.token_ids
-        if ids.min() < 0 or ids.max() >= config.vocab_size or len(ids.unique()) < len(ids):
-            raise ValueError(
-                f"d2t of {name!r} names tokens from {ids.min()} to {ids.max()}, {len(ids.unique())} different ones "
-                f"for {len(ids)} rows, in a vocabulary of {config.vocab_size}: each row needs a token of its own"
-            )
+        check_rows(name, draft.lm_head.token_ids, config.vocab_size)
         return draft
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:

@@ -1,0 +1,166 @@
+"""Drafts of blocks: the law of the library, and what they draft against passes over whole texts without caches."""
+
+from functools import cache
+
+import pytest
+import torch
+from conftest import block_draft, tiny_model
+from datasets import Dataset
+from test_informed import grown  # noqa: F401
+from test_lossless import FREE, GREEDY, MANY_ROWS, ONE_ROW, SAMPLING, accepted, check, drafted, rule, seeded
+from transformers import DynamicCache
+
+from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig
+from hf_specdecpp.costs.measure import measure_costs
+from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.drafting.informed.dflash import DFlashForCausalLM, DSparkForCausalLM
+from hf_specdecpp.evidence.trace import record_trace, record_trees
+from hf_specdecpp.training.label_folder import LabelsCard
+from hf_specdecpp.training.labels import Rows
+from hf_specdecpp.training.pipeline import label_prompts
+
+KINDS = {
+    "dflash": (DFlashForCausalLM, {}),
+    "windows": (DFlashForCausalLM, {
+        "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2, "use_sliding_window": True,
+        "sliding_window": 6,
+    }),
+    "dspark": (DSparkForCausalLM, {}),
+    "rnn": (DSparkForCausalLM, {"markov_head_type": "rnn", "sample_from_anchor": False}),
+}  # fmt: skip
+
+
+@cache
+def models(name: str):
+    """A target and a draft, which learns from texts like those that are compared."""
+    target, texts = tiny_model(), []
+    for mode in (GREEDY, SAMPLING):
+        for inputs, lengths in ((ONE_ROW, (11,)), (MANY_ROWS, (4, 19, 11))):
+            found, _ = seeded(target, 0, **inputs, **mode, max_new_tokens=20, eos_token_id=[2, 100])
+            texts += [row[max(lengths) - length :] for row, length in zip(found, lengths, strict=True)]
+    kind, settings = KINDS[name]
+    return target, block_draft(target, texts, kind, **settings)
+
+
+@pytest.mark.parametrize("mode", (GREEDY, SAMPLING), ids=("greedy", "sampling"))
+@pytest.mark.parametrize("name", KINDS)
+def test_the_output_is_the_targets(name, mode):
+    """Chains and trees, one row and many, alone and mixed with lookup; rows end and leave."""
+    target, draft = models(name)
+    costs = StoppingConfig(rule="cost-aware", settings={"costs": FREE, "uses_head": False})
+    rounds = []
+    for inputs in (ONE_ROW, MANY_ROWS):
+        for config, branches, sources in (
+            (rule("fixed"), 1, ("model",)), (rule("svip"), 1, ("model",)), (rule("eagle-2"), 3, ("model",)),
+            (costs, 1, ("model",)), (costs, 3, ("model",)), (costs, 2, ("model", "lookup", "recycling")),
+        ):  # fmt: skip
+            drafting = DraftingConfig(sources, branches=branches, max_nodes=8)
+            found = check(target, draft, config, drafting, **inputs, **mode)
+            assert drafted(found) > 0 and max(each.passes for each in found) == 1
+            rounds += found
+    assert 0 < accepted(rounds) < drafted(rounds)
+
+
+@torch.no_grad()
+def behind(target, draft, text: list[int], path: list[int], first: int) -> list[int]:
+    """The likeliest tokens behind `path`, three of them, by a pass without a cache."""
+    states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+    taps = torch.cat([states[layer] for layer in draft.config.target_layers], dim=-1)[:, first:-1]
+    masks = [draft.config.mask_token_id] * (draft.config.block_size - 1)
+    found = draft(torch.tensor([text[first:] + masks]), taps=taps)
+    before, memory = [text[-1], *path], None
+    if not draft.config.sample_from_anchor:
+        before.insert(0, text[-1])
+    for place, token in enumerate(before):
+        logits, memory = draft.biased(found.logits[:, place], torch.tensor([token]), found.states[:, place], memory)
+    return logits[0].topk(3).indices.tolist()
+
+
+def compare(target, draft, rounds, first: int = 0) -> None:
+    assert sum(len(nodes) for _, nodes, _ in rounds) > 5
+    for text, nodes, ids in rounds:
+        number = {id(node): token for node, token in zip(nodes, ids, strict=False)}
+        for node in nodes:
+            path = [number[id(each)] for each in node.path]
+            assert behind(target, draft, text, path[:-1], first)[(node.token.rank or 1) - 1] == path[-1]
+
+
+@pytest.mark.parametrize("inputs", (ONE_ROW, MANY_ROWS), ids=("one row", "many rows"))
+@pytest.mark.parametrize(("name", "config", "branches"), [
+    ("dflash", "fixed", 1), ("windows", "eagle-2", 3), ("dspark", "eagle-2", 3), ("rnn", "fixed", 1),
+    ("rnn", "eagle-2", 3),
+])  # fmt: skip
+def test_drafts_are_those_of_whole_passes(grown, inputs, name, config, branches):  # noqa: F811
+    """Rows end at different times; a block leaves nothing behind."""
+    target, draft = models(name)
+    drafting = DraftingConfig(("model",), branches=branches, max_nodes=8)
+    check(target, draft, rule(config), drafting, **inputs, **GREEDY)
+    compare(target, draft, grown)
+
+
+def test_a_draft_begins_at_the_first_token_that_there_are_states_of(grown):  # noqa: F811
+    target, draft = models("dflash")
+    kept, ids = DynamicCache(config=target.config), ONE_ROW["input_ids"]
+    with torch.no_grad():
+        target(ids[:, :6], past_key_values=kept)
+    target.generate(
+        ids, **GREEDY, max_new_tokens=20, past_key_values=kept, assistant_model=draft, candidate_generator=SpecDecPP,
+        stopping_config=rule("fixed"), drafting_config=DraftingConfig(("model",)),
+    )  # fmt: skip
+    compare(target, draft, grown, first=6)
+
+
+def test_of_a_block_the_rule_weighs_verification_alone():
+    """A pass of the draft takes as long as four of the target: token by token nothing pays, a block does."""
+    target, draft = models("dspark")
+    costs = {"draft_seconds": 1.0, "verify_seconds": [1.0, 1.0001]}
+    config = StoppingConfig(rule="cost-aware", settings={"costs": costs, "uses_head": False})
+    rounds = check(target, draft, config, DraftingConfig(("model",), branches=1), **ONE_ROW, **GREEDY)
+    assert max(len(each.drafted) for each in rounds) == draft.config.drafted
+    dear = StoppingConfig(rule="cost-aware", settings={
+        "costs": {"draft_seconds": 0.01, "verify_seconds": [1.0, 1.3, 3.0]}, "uses_head": False,
+    })  # fmt: skip
+    rounds = check(target, draft, dear, DraftingConfig(("model",), branches=1), **ONE_ROW, **GREEDY)
+    assert max(len(each.drafted) for each in rounds) == 1
+
+
+@pytest.mark.parametrize("mode", (GREEDY, SAMPLING), ids=("greedy", "sampling"))
+@pytest.mark.parametrize("name", ("goodput", "cost-aware"))
+def test_a_rule_that_learns_its_costs(name, mode):
+    """What it decides depends on the clock, the text does not; all sources serve."""
+    target, draft = models("rnn")
+    config = StoppingConfig(rule=name, settings={"uses_head": False} if name == "cost-aware" else {})
+    for inputs in (ONE_ROW, MANY_ROWS):
+        check(target, draft, config, **inputs, **mode, max_new_tokens=30)
+
+
+def test_costs_are_those_of_one_pass_a_block():
+    """A pass of the draft is measured whole, whatever is kept of its block."""
+    target, draft = models("dflash")
+    profile = measure_costs(target, draft, max_draft_length=3, context_length=16, repeats=1)
+    assert len(profile.verify_seconds) == 4 and profile.draft_seconds > 0
+
+
+def test_what_goes_on_token_by_token_refuses_a_draft_of_blocks(tmp_path):
+    target, draft = models("dflash")
+    sentence = "says blocks of tokens in one pass, and labels and traces are made of drafts that go on token by token"
+    with pytest.raises(ValueError, match=sentence):
+        record_trace(target, draft, [5, 6, 7], [8, 9], Decoding(), max_draft_length=2, max_new_tokens=2)
+    with pytest.raises(ValueError, match=sentence):
+        record_trees(target, draft, [5, 6, 7], Decoding(), max_new_tokens=2)
+    prompts = Dataset.from_dict({"input_ids": [[5, 6, 7]]})
+    card = LabelsCard.of(
+        target, draft, Decoding(), {"greedy": Decoding()}, Rows(), states=["before"], max_new_tokens=8, batch_size=1,
+        seed=0, prompts=1, prompts_sha256="0",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=sentence):
+        label_prompts(target, draft, prompts, tmp_path, card)
+
+
+def test_transformers_own_loop_is_refused():
+    target, draft = models("dflash")
+    with pytest.raises(ValueError, match="which transformers' own loop does not hand on: leave out"):
+        target.generate(
+            **ONE_ROW, assistant_model=draft, candidate_generator=SpecDecPP, output_hidden_states=True,
+            return_dict_in_generate=True, stopping_config=rule("fixed"), max_new_tokens=4,
+        )  # fmt: skip
