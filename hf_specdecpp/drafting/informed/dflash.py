@@ -12,8 +12,6 @@ Knows nothing of loops, files and acceptance heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +22,6 @@ from transformers import (
     Cache,
     DynamicCache,
     GenerationMixin,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -42,17 +39,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from ...decoding.masks import additive
 from .block_config import DFlashConfig, DSparkConfig, read_block_config
 from .borrowed import Borrowed, target_embedding
-from .config import layers_read
 from .eagle3 import DraftVocabulary
-from .tensors import (
-    HUB,
-    KEY_MAPPING,
-    check_rows,
-    check_stored,
-    published_name,
-    published_tensors,
-    stored_shapes,
-)
+from .published import PublishedDraft
 
 
 @dataclass
@@ -246,11 +234,12 @@ class TargetVocabulary(nn.Module):
         return F.linear(hidden_states, self.weight.to(hidden_states))
 
 
-class DFlashForCausalLM(Qwen3PreTrainedModel, GenerationMixin):
+class DFlashForCausalLM(PublishedDraft, Qwen3PreTrainedModel, GenerationMixin):
     """A DFlash draft; `load_draft` reads published ones and gives them to their target."""
 
     config_class = DFlashConfig
     config: DFlashConfig
+    read_published = staticmethod(read_block_config)
     _no_split_modules = ("BlockLayer",)
     _tied_weights_keys = None
     _keys_to_ignore_on_load_missing = (r"d2t",)
@@ -272,58 +261,10 @@ class DFlashForCausalLM(Qwen3PreTrainedModel, GenerationMixin):
         elif not isinstance(module, TargetVocabulary):
             super()._init_weights(module)
 
-    @classmethod
-    def from_pretrained(cls, name: str, *args: Any, **kwargs: Any) -> DFlashForCausalLM:
-        """Loads a published draft, which `borrow` then gives to its target.
-
-        Args:
-            name (`str`): a folder, or an id on the Hub; safetensors or a PyTorch checkpoint, in either layout.
-            kwargs: of `PreTrainedModel.from_pretrained`.
-
-        Raises:
-            ValueError: if tensors are missing or of other shapes than the configuration says, or if `d2t` names tokens
-                that the vocabulary lacks, or one twice.
-        """
-        hub = {key: kwargs[key] for key in HUB if key in kwargs}
-        shapes = stored_shapes(name, **hub)
-        config = read_block_config(PreTrainedConfig.get_config_dict(name, **hub)[0], shapes)
-        with torch.device("meta"):
-            wanted = {published_name(n, config.layout): tuple(t.shape) for n, t in cls(config).state_dict().items()}
-        if config.draft_vocab_size == config.vocab_size:
-            wanted.pop("d2t", None)
-        check_stored(name, {"dflash": "DFlash", "dspark": "DSpark"}[config.model_type], wanted, shapes)
-        draft = super().from_pretrained(name, *args, **kwargs | {"config": config, "key_mapping": KEY_MAPPING})
-        if config.own_head:
-            check_rows(name, draft.lm_head.token_ids, config.vocab_size)
-        return draft
-
-    def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
-        """Saves the draft as it is published, in the layout of its configuration.
-
-        Args:
-            kwargs: of `PreTrainedModel.save_pretrained`.
-        """
-        tensors = published_tensors(kwargs.pop("state_dict", None) or self.state_dict(), self.config)
-        super().save_pretrained(folder, state_dict=tensors, **kwargs)
-
     def borrow(self, target: PreTrainedModel) -> None:
-        """Takes the target's embedding and output layer where the draft has none, without copying them.
-
-        Raises:
-            ValueError: if the draft is for a target of another width, depth or vocabulary.
-        """
-        layers_read(self.config, target.config)
-        self.config.target_name_or_path = self.config.target_name_or_path or target.config._name_or_path or None
-        if self.model.embed_tokens is None:
-            self.model.borrowed = Borrowed(target.get_input_embeddings())
+        super().borrow(target)
         if not self.config.own_head:
             self.lm_head.borrowed = Borrowed(target.get_output_embeddings())
-
-    def get_decoder(self) -> DFlashModel:
-        return self.model
-
-    def get_input_embeddings(self) -> nn.Module | None:
-        return self.model.embed_tokens or (self.model.borrowed and self.model.borrowed.module)
 
     def biased(
         self, logits: Tensor, previous: Tensor, states: Tensor, memory: Tensor | None = None

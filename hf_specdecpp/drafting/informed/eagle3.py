@@ -10,8 +10,6 @@ Knows nothing of loops, files and acceptance heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +20,6 @@ from transformers import (
     Cache,
     DynamicCache,
     GenerationMixin,
-    PreTrainedConfig,
-    PreTrainedModel,
 )
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -36,16 +32,8 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from .borrowed import Borrowed, target_embedding
-from .config import Eagle3Config, layers_read, read_config
-from .tensors import (
-    HUB,
-    KEY_MAPPING,
-    check_rows,
-    check_stored,
-    published_name,
-    published_tensors,
-    stored_shapes,
-)
+from .config import Eagle3Config, read_config
+from .published import PublishedDraft
 
 
 @dataclass
@@ -198,11 +186,12 @@ class DraftVocabulary(nn.Module):
         return logits.index_copy_(-1, self.token_ids, compact)
 
 
-class Eagle3ForCausalLM(LlamaPreTrainedModel, GenerationMixin):
+class Eagle3ForCausalLM(PublishedDraft, LlamaPreTrainedModel, GenerationMixin):
     """An EAGLE-3 draft; `load_draft` reads published ones and gives them to their target."""
 
     config_class = Eagle3Config
     config: Eagle3Config
+    read_published = staticmethod(read_config)
     _no_split_modules = ("Eagle3FirstLayer", "LlamaDecoderLayer")
     _tied_weights_keys = None
     _keys_to_ignore_on_load_missing = (r"d2t",)
@@ -220,57 +209,6 @@ class Eagle3ForCausalLM(LlamaPreTrainedModel, GenerationMixin):
             nn.init.zeros_(module.d2t)
         else:
             super()._init_weights(module)
-
-    @classmethod
-    def from_pretrained(cls, name: str, *args: Any, **kwargs: Any) -> Eagle3ForCausalLM:
-        """Loads a published draft, which `borrow` then gives to its target.
-
-        Args:
-            name (`str`): a folder, or an id on the Hub; safetensors or a PyTorch checkpoint, in either layout.
-            kwargs: of `PreTrainedModel.from_pretrained`.
-
-        Raises:
-            ValueError: if tensors are missing or of other shapes than the configuration says, or if `d2t` names tokens
-                that the vocabulary lacks, or one twice.
-        """
-        hub = {key: kwargs[key] for key in HUB if key in kwargs}
-        shapes = stored_shapes(name, **hub)
-        config = read_config(PreTrainedConfig.get_config_dict(name, **hub)[0], shapes)
-        with torch.device("meta"):
-            wanted = {published_name(n, config.layout): tuple(t.shape) for n, t in cls(config).state_dict().items()}
-        if config.draft_vocab_size == config.vocab_size:
-            wanted.pop("d2t")
-        check_stored(name, "EAGLE-3", wanted, shapes)
-        kwargs["key_mapping"] = KEY_MAPPING
-        draft = super().from_pretrained(name, *args, **kwargs | {"config": config})
-        check_rows(name, draft.lm_head.token_ids, config.vocab_size)
-        return draft
-
-    def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
-        """Saves the draft as it is published, in the layout of its configuration.
-
-        Args:
-            kwargs: of `PreTrainedModel.save_pretrained`.
-        """
-        tensors = published_tensors(kwargs.pop("state_dict", None) or self.state_dict(), self.config)
-        super().save_pretrained(folder, state_dict=tensors, **kwargs)
-
-    def borrow(self, target: PreTrainedModel) -> None:
-        """Takes the target's embedding where the draft has none, without copying it.
-
-        Raises:
-            ValueError: if the draft is for a target of another width, depth or vocabulary.
-        """
-        layers_read(self.config, target.config)
-        self.config.target_name_or_path = self.config.target_name_or_path or target.config._name_or_path or None
-        if self.model.embed_tokens is None:
-            self.model.borrowed = Borrowed(target.get_input_embeddings())
-
-    def get_decoder(self) -> Eagle3Model:
-        return self.model
-
-    def get_input_embeddings(self) -> nn.Module | None:
-        return self.model.embed_tokens or (self.model.borrowed and self.model.borrowed.module)
 
     def forward(
         self,
