@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from conftest import VOCAB, heard, informed_draft, prompt, tiny_model
 from transformers import DynamicCache
 
@@ -163,6 +164,14 @@ def test_a_killed_training_ends_as_one_that_was_not(texts, tmp_path):
     assert seen == list(range(9, 25)) and resumed == losses
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
+
+
+@pytest.fixture(autouse=True)
+def new_accelerator():
+    """accelerate keeps one precision a process: another test's, in bfloat16, would be that of these."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
 
 
 @pytest.fixture
