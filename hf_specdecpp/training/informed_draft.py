@@ -70,6 +70,8 @@ class DraftTraining:
 def read_responses(path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, Text]]:
     """The number of each prompt in its source and the text, from JSONL of `row`, `prompt` and `response_ids`.
 
+    Where a line has `prompt_ids`, of several turns perhaps, they are the prompt as it is.
+
     Raises:
         ValueError: if there is no such file, or a line is no such row.
     """
@@ -78,11 +80,12 @@ def read_responses(path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[t
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
         try:
             row = json.loads(line)
-            asked, response = prompt_ids(tokenizer, row["prompt"]), list(map(int, row["response_ids"]))
+            asked = list(map(int, row["prompt_ids"])) if "prompt_ids" in row else prompt_ids(tokenizer, row["prompt"])
+            response = list(map(int, row["response_ids"]))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"line {number + 1} of {str(path)!r} is no response ({type(error).__name__}: {error}): each line is a "
-                "JSON object with prompt and response_ids"
+                "JSON object with prompt (or prompt_ids) and response_ids"
             ) from error
         if response and len(asked) > 1:
             yield row.get("row", number), Text(asked + response, len(asked))

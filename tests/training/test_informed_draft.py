@@ -124,6 +124,15 @@ def test_the_vocabulary_is_that_of_the_texts():
     assert choose_vocabulary(texts, 6, VOCAB).tolist() == [0, 1, 5, 200, 201, 202]
 
 
+def test_a_prompt_is_text_or_tokens(tokenizer, tmp_path):
+    turns = [{"role": "user", "content": "Hi"}]
+    asked = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    rows = [{"row": 7, "prompt": "Hi", "response_ids": [9, 2]}, {"prompt_ids": asked, "response_ids": [9, 2]}]
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = list(training.read_responses(tmp_path / "both.jsonl", tokenizer))
+    assert found == [(number, Text([*asked, 9, 2], len(asked))) for number in (7, 1)]
+
+
 def test_what_the_target_says_is_asked_once(texts, tmp_path, monkeypatch):
     target, texts = texts
     batches = training.in_batches(texts, 100)
