@@ -35,6 +35,13 @@ QUANTIZATION = typer.Option(
     help='Of the target, as JSON that transformers takes: {"quant_method": "bitsandbytes", "load_in_8bit": true}.',
     show_default=False,
 )
+# How our own loop runs them.
+STATIC = typer.Option(False, "--static", help="Run SpecDec++ in static caches, on a CPU with packed weights.")
+COMPILED = typer.Option(False, "--compiled", help="Run SpecDec++ in static caches, compiled.")
+
+
+def running_asked(static: bool, compiled: bool) -> str:
+    return "compiled" if compiled else "static" if static else "eager"
 
 
 def loading(device_map: str | None, attention: str | None, quantization: str | None) -> dict[str, Any]:

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import typer
 
-from .app import ATTENTION, DEVICE_MAP, QUANTIZATION, console, loading, progress, speaks_plainly
+from .app import (
+    ATTENTION,
+    COMPILED,
+    DEVICE_MAP,
+    QUANTIZATION,
+    STATIC,
+    console,
+    loading,
+    progress,
+    running_asked,
+    speaks_plainly,
+)
 
 bench_app = typer.Typer()
 
@@ -30,8 +41,8 @@ def bench(
     method: list[str] = typer.Option(
         [],
         help="plain, compiled, assisted, assisted=K, lookup; recommended (SpecDec++), text (without a draft), model, "
-        "chain or tree (from the draft alone), transformers-loop; a rule, RULE=THRESHOLD, fixed=K; or all. Repeat it "
-        "for more. (default: the usual ones, no single rules)",
+        "chain or tree (from the draft alone), transformers-loop; a rule, RULE=THRESHOLD, fixed=K; ours behind "
+        "static: or compiled: too; or all. Repeat it for more. (default: the usual ones, no single rules)",
         show_default=False,
     ),
     quick: bool = typer.Option(
@@ -47,6 +58,8 @@ def bench(
     device_map: str = DEVICE_MAP,
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
+    static: bool = STATIC,
+    compiled: bool = COMPILED,
     threads: int = typer.Option(None, min=1, help="Of the CPU. (default: torch's)", show_default=False),
     output: Path = typer.Option(
         None,
@@ -62,15 +75,16 @@ def bench(
     from rich.table import Table
     from transformers.utils import logging
 
-    from ..bench.methods import ALL, QUICK, USUAL
+    from ..bench.methods import ALL, QUICK, USUAL, running_so
     from ..bench.report import COLUMNS, cells
     from ..bench.run import Settings, run_bench
     from ..bench.verdict import verdict
 
     logging.set_verbosity_error()  # transformers warns of its own nested generate in assisted decoding
     names = [name for given in method for name in (ALL if given == "all" else [given])]
+    names = running_so(names or list(QUICK if quick else USUAL), running_asked(static, compiled))
     settings = Settings(
-        target, draft, head, prompts, names or list(QUICK if quick else USUAL), sample, count, 0 if quick else repeats,
+        target, draft, head, prompts, names, sample, count, 0 if quick else repeats,
         max_new_tokens, dtype, threads, traced=4 if quick else None, minutes=5.0 if quick else None,
         **loading(device_map, attention, quantization),
     )  # fmt: skip

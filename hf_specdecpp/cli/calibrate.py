@@ -6,7 +6,17 @@ from pathlib import Path
 
 import typer
 
-from .app import ATTENTION, DEVICE_MAP, QUANTIZATION, console, loading, speaks_plainly
+from .app import (
+    ATTENTION,
+    COMPILED,
+    DEVICE_MAP,
+    QUANTIZATION,
+    STATIC,
+    console,
+    loading,
+    running_asked,
+    speaks_plainly,
+)
 
 
 @speaks_plainly
@@ -19,6 +29,8 @@ def calibrate(
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
     context: list[int] = typer.Option([128, 512, 1024], min=2, help="Tokens in the cache; repeat it for more."),
+    static: bool = STATIC,
+    compiled: bool = COMPILED,
     max_draft_length: int = typer.Option(12, min=1, help="Longest draft."),
     output: Path = typer.Option(None, help="Folder for a copy of the JSON files and a plot.", show_default=False),
     force: bool = typer.Option(False, help="Measure again what was measured before."),
@@ -31,19 +43,21 @@ def calibrate(
     from ..costs.store import pair_identity, stored_calibration, stored_path
     from ..hub.loading import load_head, load_pair
 
+    running = running_asked(static, compiled)
     table = Table("dtype", "context", "draft, ms", *(f"verify {n}, ms" for n in (1, 2, 4, 8)), "draft / step")
     found = {}
     for name in dtype:
         models = load_pair(target, draft, name, **loading(device_map, attention, quantization))
         if head:
             load_head(models[1], head)
-        path, before = stored_path(pair_identity(*models)), None if force else stored_calibration(*models)
+        path = stored_path(pair_identity(*models, running))
+        before = None if force else stored_calibration(*models, running)
         if before is not None:
             found[name] = before
             console.print(f"{name}: measured before, {path} (--force measures again)", soft_wrap=True)
         else:
             with console.status(f"measuring in {name}"):
-                found[name] = measure(*models, context, max_draft_length)
+                found[name] = measure(*models, context, max_draft_length, running=running)
             try:
                 found[name].save(path)
             except (OSError, ValueError) as error:
