@@ -118,7 +118,10 @@ def test_other_commands_name_scripts_and_options_that_there_are():
 def test_every_link_leads_somewhere():
     """Of pages to each other, with their sections, and to files of the repository."""
     anchors = {
-        page: {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)}
+        page: {
+            re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-")
+            for title in re.findall(r"^#+ (.*)", text, re.M)
+        }
         for page, text in PAGES.items()
     }
     for page, text in PAGES.items():
