@@ -238,7 +238,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes.axhline(1, color="#4d4d4d", linewidth=1, label="plain generate")
     axes.set_xticks(range(len(sets)), [SETS.get(name, name) for name in sets])
     axes.set(ylabel="tokens a second, times plain")
-    axes.legend(fontsize="small", frameon=False, ncols=2)
+    axes.legend(loc="upper right", fontsize="small", frameon=False, ncols=2)
     made.patch.set_facecolor("white")
     save_figure(made, path)
 

@@ -218,11 +218,10 @@ def test_the_figure_shows_the_numbers_of_the_first_table(tables, tmp_path):
 
 def test_the_numbers_in_the_readmes_sentences_are_those_of_its_files(tables):
     """Each with what it is about; numbers that no one has looked up fail."""
-    text = (tables.ROOT / "README.md").read_text()
-    peers = tables.read("speed/results/2026-11-22-peers-greedy-12.json")["geometric_means"]
-    eight = {
-        r["set"]: r for r in tables.read("speed/results/2026-11-22-batches-greedy-2.json")["rows"] if r["size"] == 8
-    }
+    text, results = ((tables.ROOT / name).read_text() for name in ("README.md", "docs/results.md"))
+    named = {kind: tables.read(name) for _, kind, name, _ in tables.TABLE.findall(results + text)}  # the README's last
+    peers = named["peers"]["geometric_means"]
+    eight = {row["set"]: row for row in named["batches"]["rows"] if row["size"] == 8}
     for sentence, number in (
         ("flashspec 0.3.1 is ahead on GSM8K (ours is {} of it)", peers["recommended / flashspec"]["gsm8k"]["mean"]),
         ("8 rows of Alpaca run at {} of plain", eight["alpaca"]["speedup"]),
@@ -232,6 +231,30 @@ def test_the_numbers_in_the_readmes_sentences_are_those_of_its_files(tables):
         text = text.replace(sentence.format(f"{number:.2f}"), "")
     sentences = re.sub(r"```.*?```|<!-- table.*?<!-- end -->|\S*\d\.\d\.\d", "", text, flags=re.DOTALL)
     assert not re.findall(r"\b[0-2]\.\d\d\b", sentences)
+
+
+def test_the_numbers_in_sentences_on_rules_are_those_of_the_tables(tables):
+    aware, bare, not_ours = "cost-aware with the head", "cost-aware, no head", ("oracle", "cost-aware")
+    gains, lags, leads, reached = [], [], [], []
+    for mode in ("greedy", "sampling"):
+        result = tables.read(f"rules/results/2026-11-22-rules-{mode}.json")
+        for name in ("alpaca_test", "gsm8k_test", "humaneval"):
+            speeds = {rule: row["speedup"] for rule, row in result["tables"][name].items()}
+            gains.append(f"{speeds[aware] / speeds['fixed length'] - 1:.1%}".removeprefix("-"))
+            lags += [1 - speeds[aware] / s for rule, s in speeds.items() if not rule.startswith(not_ours)]
+            leads.append(speeds[aware] / speeds[bare] - 1)
+            reached.append(speeds[aware] / speeds["oracle"])
+    pages = [
+        (tables.ROOT / name).read_text() for name in ("docs/results.md", "docs/head.md", "benchmarks/rules/report.md")
+    ]
+    results, head, report = (" ".join(page.replace(" %", "%").split()) for page in pages)
+    assert (
+        f"at most {max(lags):.1%} behind any rule" in results and f"at most {max(lags):.1%} behind any rule" in report
+    )
+    assert all(f"at most {max(leads):.1%}" in page for page in (results, head, report))
+    a, b, c, d, e, f = gains
+    assert f"gains {a} on Alpaca, {b} on GSM8K and {c} on HumanEval greedy, and {d}, {e} and {f} sampling" in report
+    assert f"{min(reached):.0%}".rstrip("%") + f" to {max(reached):.0%} of the speed of perfect hindsight" in report
 
 
 def test_every_study_has_its_commands_and_its_report():

@@ -14,6 +14,7 @@ import hf_specdecpp
 from hf_specdecpp import StoppingConfig
 from hf_specdecpp.cli import app
 from hf_specdecpp.hub.demo_pair import DRAFT, HUB_ID
+from hf_specdecpp.stopping import RULES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -135,6 +136,12 @@ def test_every_link_leads_somewhere():
                 found = folder / path if path else ROOT / ("README.md" if page == "README" else f"docs/{page}.md")
                 assert found.exists(), (page, link)
                 assert not anchor or anchor in anchors[found.stem], (page, link)
+
+
+def test_the_reference_has_all_public_names_and_the_rules_page_all_rules():
+    assert set(hf_specdecpp.__all__) <= set(re.findall(r"::: hf_specdecpp\.(\w+)$", DOCS["api"], re.MULTILINE))
+    table = re.findall(r"^\| (`[^|]*?) \|", DOCS["rules"], re.MULTILINE)
+    assert {name for cell in table for name in re.findall(r"`([^`]+)`", cell)} == set(RULES)
 
 
 def test_the_first_screen_shows_the_measured_table_with_its_conditions():

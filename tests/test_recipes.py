@@ -82,6 +82,11 @@ def train_head():
     return module
 
 
+def test_at_most_two_recipes_were_never_run_and_say_so():
+    untried = [path.stem for path in RECIPES.glob("*.yaml") if "Not run by us" in path.read_text()]
+    assert len(untried) <= 2 and len(set(PAIRS) - set(untried)) == 1
+
+
 def test_every_recipe_is_run_and_named():
     names = {path.stem for path in RECIPES.glob("*.yaml")}
     assert names == set(PAIRS) == set(re.findall(r"recipes/(\S+)\.yaml", (RECIPES / "README.md").read_text()))
