@@ -14,8 +14,8 @@ what its author recommends (prompt lookup of up to 6 tokens, else the draft's ne
 settings either: its default sources, and costs that it measures as it runs, or those of `specdecpp calibrate` if that
 was run for this pair. The others use a copy of the draft without a head.
 
-Each prompt goes through all methods once untimed, which warms up and counts, and then `--repeats` times by the clock,
-beginning with another method than the prompt before. Ratios are of a prompt's speeds. Intervals of 95 % are by
+What is compiled is compiled before. Each prompt goes through all methods once untimed, which warms up and counts, and
+then `--repeats` times by the clock (0 times that first one), beginning with another method than the prompt before. Ratios are of a prompt's speeds. Intervals of 95 % are by
 bootstrap over the prompts of each set. Rows are appended to a file beside the result: a killed run goes on.
 """
 
@@ -32,18 +32,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdecpp.bench.measure import COUNTED, Bench, Row, measure, resume
+from hf_specdecpp.bench.measure import COUNTED, Bench, Row, measure, obstacle, resume
 from hf_specdecpp.bench.methods import Method, new_method
 from hf_specdecpp.bench.run import Settings, described, summarise_set
 from hf_specdecpp.bench.sets import load_prompts
 from hf_specdecpp.costs.store import stored_calibration
+from hf_specdecpp.costs.warm import running_for, warm
 from hf_specdecpp.evidence.conditions import conditions, installed, write_result
 from hf_specdecpp.evidence.statistics import GenerationStatistics
 from hf_specdecpp.hub.data import prompt_ids
 from hf_specdecpp.hub.loading import load_head, load_model, load_pair, load_tokenizer
 
-METHODS = ["plain", "lookup", "assisted", "flashspec", "text", "recommended"]
-OURS = ("recommended", "text")
+METHODS = [
+    "plain", "compiled", "lookup", "assisted", "flashspec", "text", "recommended", "compiled:fixed=0", "compiled:text",
+    "compiled:recommended",
+]  # fmt: skip
+OURS = ("recommended", "text", "compiled:recommended", "compiled:text")
 
 
 class Peers(Bench):
@@ -169,9 +173,21 @@ def main() -> None:
             engines[name] = flashspec_engine(strategy, target, headless)
             methods.append(Method(name, f"flashspec {installed(kind)}, {strategy or 'default'}", {}))
         else:
-            methods.append(new_method(name, target, draft if kind in OURS else headless))
+            methods.append(new_method(name, target, draft if name in OURS else headless))
     generation = {"do_sample": False, "max_new_tokens": settings.max_new_tokens}
     bench = Peers(target, headless, generation, engines)
+    longest = max((ids for found in prompts.values() for ids in found), key=lambda ids: ids.shape[1])
+    for method in methods:
+        reason = obstacle(bench, method, longest)
+        if reason is not None:
+            raise ValueError(f"{method.name} does not run here: {reason}")
+    if any(name.startswith("compiled:") for name in settings.methods):
+        lengths = {ids.shape[1] + settings.max_new_tokens for found in prompts.values() for ids in found}
+        for running in {
+            run.room: run for run in (running_for("compiled", target, draft, n) for n in lengths)
+        }.values():
+            for drafting in (draft, headless):
+                warm(running, target, drafting)
 
     about = conditions(target=target.config, draft=draft.config)
     about["versions"]["flashspec"] = installed("flashspec")
