@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from conftest import card_of, prompts, similar_draft, with_head
+from models import card_of, prompts, similar_draft, with_head
 
 from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.decoding import Decoding

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from completions_stand_in import CompletionsStandIn, completed
-from conftest import VOCAB, similar_draft, tiny_model, with_head
+from models import VOCAB, similar_draft, tiny_model, with_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp import AcceptanceHeadConfig, CompactLlamaConfig, CompactLlamaForCausalLM

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import prompt, similar_draft, tiny_model, with_head
+from models import prompt, similar_draft, tiny_model, with_head
 
 from hf_specdecpp.bench.measure import COUNTED, Bench, Row, measure, obstacle, resume
 from hf_specdecpp.bench.methods import ALL, KINDS, compiled, draft_settings, new_method

@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import block_draft, tiny_model
 from datasets import Dataset
+from models import block_draft, tiny_model
 from test_informed import grown  # noqa: F401
 from test_lossless import FREE, GREEDY, MANY_ROWS, ONE_ROW, SAMPLING, accepted, check, drafted, rule, seeded
 from transformers import DynamicCache

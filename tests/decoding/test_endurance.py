@@ -5,7 +5,7 @@ import gc
 import psutil
 import pytest
 import torch
-from conftest import prompt, ragged, similar_draft, tiny_model, with_head
+from models import prompt, ragged, similar_draft, tiny_model, with_head
 from transformers import DynamicCache, TextStreamer
 
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig, collect_stats

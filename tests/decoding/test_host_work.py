@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 import torch
-from conftest import prompt, similar_draft, with_head
+from models import prompt, similar_draft, with_head
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig, collect_stats

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import informed_draft, prompt, tiny_model
+from models import informed_draft, prompt, tiny_model
 from test_lossless import COSTS, GREEDY, MANY_ROWS, ONE_ROW, check, informed, repeating, rule, seeded
 from transformers import DynamicCache
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import CONFIGS, heard, informed_draft, prompt, ragged, similar_draft, tiny_model, with_head
+from models import CONFIGS, heard, informed_draft, prompt, ragged, similar_draft, tiny_model, with_head
 from transformers import DynamicCache
 
 from hf_specdecpp import DraftingConfig, LookupStore, RecyclingTable, SpecDecPP, StoppingConfig

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import heard, with_head
+from models import heard, with_head
 from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 

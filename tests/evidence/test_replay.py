@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import CONFIGS, heard, prompt, similar_draft, tiny_model, with_head
+from models import CONFIGS, heard, prompt, similar_draft, tiny_model, with_head
 
 from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer

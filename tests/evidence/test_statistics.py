@@ -1,5 +1,5 @@
 import pytest
-from conftest import prompt
+from models import prompt
 
 from hf_specdecpp import GenerationStatistics, SpecDecPP, StoppingConfig, collect_stats
 from hf_specdecpp.evidence.statistics import active_statistics

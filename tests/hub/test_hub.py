@@ -12,8 +12,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from conftest import similar_draft, with_head
 from huggingface_hub import constants
+from models import similar_draft, with_head
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import check_python_requirements, get_imports

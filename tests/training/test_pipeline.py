@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LABELLED_MODES as MODES
-from conftest import card_of, prompts, similar_draft
+from models import LABELLED_MODES as MODES
+from models import card_of, prompts, similar_draft
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -55,7 +55,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from conftest import byte_tokenizer, card_of, prompts, similar_draft, tiny_model
+from models import byte_tokenizer, card_of, prompts, similar_draft, tiny_model
 from accelerate import PartialState
 from hf_specdecpp.training import pipeline
 

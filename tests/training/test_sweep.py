@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from conftest import card_of, prompts, similar_draft, with_head
+from models import card_of, prompts, similar_draft, with_head
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 

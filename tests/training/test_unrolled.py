@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import heard, informed_draft, prompt, tiny_model, with_head
+from models import heard, informed_draft, prompt, tiny_model, with_head
 from typer.testing import CliRunner
 
 from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, load_draft
