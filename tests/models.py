@@ -209,9 +209,8 @@ def ragged(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
 @contextmanager
 def heard():
     """The rounds of the generations inside the block."""
-    with collect_stats() as stats:
-        rounds: list[Round] = []
-        stats.hear = rounds.append
+    rounds: list[Round] = []
+    with collect_stats(on_round=rounds.append):
         yield rounds
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import hf_specdecpp
 from hf_specdecpp import StoppingConfig
-from hf_specdecpp.cli import app
 from hf_specdecpp.hub.demo_pair import DRAFT, HUB_ID
+from hf_specdecpp_cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -68,7 +68,7 @@ def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
         "trace": ["--max-new-tokens", "8"],
         "train": [],
         "calibrate": ["--max-draft-length", "2"],
-        "demo": ["--max-new-tokens", "8", "--repeats", "1"],
+        "demo": ["--max-new-tokens", "8", "--count", "1"],
         "bench": ["--max-new-tokens", "8", "--count", "2", "--repeats", "1", "--method", "recommended"],
         "push": ["--target", "org/target", "--draft", "org/draft"],
     }

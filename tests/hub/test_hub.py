@@ -20,9 +20,9 @@ from transformers.dynamic_module_utils import check_python_requirements, get_imp
 from typer.testing import CliRunner
 
 from hf_specdecpp import push_head
-from hf_specdecpp.cli import app
 from hf_specdecpp.hub.model_card import INSTALLED_FROM
 from hf_specdecpp.hub.push import write_custom_generate
+from hf_specdecpp_cli import app
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"draft": "user/draft", "target": "user/target"}

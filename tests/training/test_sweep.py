@@ -6,7 +6,6 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
-from hf_specdecpp.cli import app
 from hf_specdecpp.costs.store import Calibration
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.evidence.replay import replay
@@ -15,6 +14,7 @@ from hf_specdecpp.stopping import CostProfile
 from hf_specdecpp.training.labels import Rows
 from hf_specdecpp.training.pipeline import label_prompts
 from hf_specdecpp.training.sweep import variants, worth
+from hf_specdecpp_cli import app
 
 COSTS = CostProfile(0.1, (1.0, 1.05, 1.1, 1.3))
 
