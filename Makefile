@@ -22,7 +22,7 @@ demo: $(VENV)/target
 	$(BIN)/specdecpp demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -39,6 +39,7 @@ def smollm2(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.slow
 def test_the_python_examples_run_in_order(smollm2, capsys):
     namespace = {}
     examples = blocks("python")
@@ -52,6 +53,7 @@ def test_the_python_examples_run_in_order(smollm2, capsys):
     assert namespace["stats"].rounds > 0
 
 
+@pytest.mark.slow
 def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
     """As they stand, with the names of models and data replaced by a tiny pair and the runs kept short."""
     target.save_pretrained(tmp_path / "target")

@@ -64,11 +64,22 @@ def seeded(model, seed, **settings):
     return model.generate(**settings), torch.get_rng_state()
 
 
+PLAIN = {}
+
+
+def plainly(target, seed, **settings):
+    """`seeded` without speculation, once for all that is compared with it."""
+    key = target, seed, *((name, str(value)) for name, value in sorted(settings.items()))
+    if key not in PLAIN:
+        PLAIN[key] = seeded(target, seed, **settings)
+    return PLAIN[key]
+
+
 def check(target, draft, config=None, drafting=None, seed=0, **settings):
     """Generates with and without speculation under one seed, and returns the rounds."""
     settings = {"max_new_tokens": 20, "eos_token_id": [2, 100]} | settings
     kept = ("lookup_store", "recycling_table")
-    plain, after = seeded(target, seed, **{name: value for name, value in settings.items() if name not in kept})
+    plain, after = plainly(target, seed, **{name: value for name, value in settings.items() if name not in kept})
     with heard() as rounds:
         ours, then = seeded(
             target, seed, **settings, assistant_model=draft, candidate_generator=SpecDecPP, stopping_config=config,

@@ -181,7 +181,7 @@ def test_no_rule_of_transformers_loop_changes_the_distribution(pair, rule):
 # Mistakes, which the same test must reject.
 
 
-MANY = {"rows": 96, "steps": 160}
+MANY = {"rows": 96, "steps": 80}
 PAIRS = StoppingConfig(1.0, 2, 2, rule="cumulative-confidence")
 
 

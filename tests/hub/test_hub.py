@@ -116,6 +116,7 @@ def test_scripts_and_metadata_name_the_repository_with_the_tag_of_this_version()
         assert re.search(r'"hf_specdecpp(\[demo\])? @ ' + re.escape(f'{INSTALLED_FROM}"'), line)
 
 
+@pytest.mark.slow
 def test_an_uploaded_head_loads_by_its_name_and_its_card_runs(hub, trained, target, tokenizer, tmp_path):
     target.save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")

@@ -68,6 +68,7 @@ def run(material, *more):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 def test_the_sweep_trains_judges_and_draws_every_variant_once(material):
     evidence = ("--labels", material / "mixed", "--traces", material / "traces.jsonl", "--costs",
                 material / "costs.json")  # fmt: skip
