@@ -45,8 +45,10 @@ class GenerationStatistics:
     target_seconds: float = 0.0
     drafted_by: Counter = field(default_factory=Counter)
     accepted_by: Counter = field(default_factory=Counter)
-    on_round = None  # called with each round; this and the next are not annotated, so no fields
-    _newest = 0, ()  # tokens of the newest round and the sources of the accepted ones
+
+    def __post_init__(self) -> None:  # attributes that are no fields, since they count nothing
+        self.on_round: Callable[[Round], None] | None = None
+        self._newest: tuple[int, list[str]] = 0, []  # tokens of the newest round, sources of the accepted ones
 
     @property
     def discarded(self) -> int:
