@@ -61,7 +61,7 @@ class Answer:
         accepted = sum(r.accepted for r in self.rounds)
         words = [
             f"{tokens / seconds:.1f} tokens/s",
-            f"{accepted} of {drafted} drafted tokens accepted",
+            f"{accepted} of {tokens} tokens drafted (of {drafted} that were tried)",
             f"{tokens / len(self.rounds):.2f} tokens a target pass",
         ]
         steps = [r for r in self.rounds if not r.reads_prompt]

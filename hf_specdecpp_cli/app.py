@@ -67,8 +67,7 @@ def speaks_plainly(command: Callable) -> Callable:
 
     @wraps(command)
     def wrapped(*args, verbose: bool = False, **kwargs):
-        context = kwargs.get("context")
-        if isinstance(context, typer.Context) and context.invoked_subcommand is not None:
+        if getattr(kwargs.get("context"), "invoked_subcommand", None) is not None:
             return None  # the subcommand's turn
         if not verbose:
             silence_others()

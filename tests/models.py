@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager
 
+import pytest
 import torch
 from datasets import Dataset
 from peft import get_peft_model
@@ -73,6 +74,11 @@ CONFIGS = {
         max_position_embeddings=512, word_embed_proj_dim=HIDDEN,
     ),
 }  # fmt: skip
+
+
+def slow(*values):
+    """A case of `pytest.mark.parametrize` that CI runs, and the quick suite leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def tiny_model(architecture: str = "llama", seed: int = 0, **changes):

@@ -5,6 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
+from models import slow
 
 from hf_specdecpp.stopping import CostAware, CostProfile, DraftedToken, Round, RunningCosts
 from hf_specdecpp.stopping.rules import AcceptanceThreshold, Bounded, FixedLength
@@ -92,10 +93,6 @@ def simulate(rule, costs: CostProfile, shape: tuple[float, float], tokens: int =
 
 FLAT = (1.0, 1.01, 1.02, 1.03, 1.04, 1.05)
 STEPPED = (1.0, 1.4, 1.4, 1.4, 1.4, 1.8, 1.8, 1.8, 1.8, 2.2)
-
-
-def slow(value):
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("verify", (FLAT, STEPPED), ids=("flat", "stepped"))
