@@ -22,11 +22,12 @@ demo: $(VENV)/target
 	$(BIN)/specdecpp demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # The site, in build/docs; `.venv/bin/mkdocs serve` shows it while one writes.
 $(VENV)/docs: $(READY)

@@ -1,5 +1,5 @@
 """`python -m hf_specdecpp` is `specdecpp`, for launchers that start modules."""
 
-from .cli import app
+from hf_specdecpp_cli import app
 
 app()

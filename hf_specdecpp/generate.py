@@ -42,7 +42,7 @@ def enable() -> None:
             given = signature.bind(self, *args, **kwargs).arguments
             return original(self, **with_candidate_generator(given.pop("self"), **given.pop("kwargs"), **given))
 
-        GenerationMixin.generate = generate
+        GenerationMixin.generate = generate  # type: ignore[method-assign]
         _original = original
 
 
@@ -58,7 +58,7 @@ def disable() -> None:
             return
         if getattr(GenerationMixin.generate, "__wrapped__", None) is not _original:
             raise RuntimeError("generate was wrapped again after hf_specdecpp was enabled: undo that wrapper first")
-        GenerationMixin.generate = _original
+        GenerationMixin.generate = _original  # type: ignore[method-assign]
         _original = None
 
 

@@ -30,7 +30,6 @@ from typing import Annotated
 import typer
 from accelerate import Accelerator
 
-from hf_specdecpp.cli import speaks_plainly
 from hf_specdecpp.drafting.informed.config import layers_read
 from hf_specdecpp.evidence.conditions import conditions, public
 from hf_specdecpp.evidence.files import atomically, keep_settings, write_atomically
@@ -47,6 +46,7 @@ from hf_specdecpp.training.informed_draft import (
     train_draft,
 )
 from hf_specdecpp.training.pipeline import leave_processes
+from hf_specdecpp_cli import speaks_plainly
 
 HELD_OUT = 32  # every so many prompts
 DEFAULTS = DraftTraining()

@@ -22,7 +22,6 @@ from typing import Annotated, Any
 import typer
 from transformers import PreTrainedModel
 
-from hf_specdecpp.cli import speaks_plainly
 from hf_specdecpp.drafting.pair import check_pair
 from hf_specdecpp.evidence.conditions import public
 from hf_specdecpp.evidence.files import write_atomically
@@ -33,6 +32,7 @@ from hf_specdecpp.training.label_folder import LabelsCard, read_card
 from hf_specdecpp.training.pipeline import label_prompts, leave_processes, process_state, served, train_head
 from hf_specdecpp.training.recipe import Recipe
 from hf_specdecpp.training.run_report import RunReport
+from hf_specdecpp_cli import speaks_plainly
 
 
 def label(recipe: Recipe, models: Callable, mode: str, name: str, folder: Path, say: Callable) -> dict[str, Any]:

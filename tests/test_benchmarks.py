@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from conftest import card_of, prompts, similar_draft, with_head
+from models import card_of, prompts, similar_draft, with_head
 
 from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.decoding import Decoding
@@ -87,6 +87,7 @@ def test_the_authors_labels_are_unwarped_acceptances_of_the_drafts_own_tokens(ru
         torch.testing.assert_close(torch.tensor(row["p_acc"]), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_labelling_process_for_each_count(run, material):
     options = "--counts", 6, 20, "--response-tokens", 3, "--batch-size", 8, "--states", "before"
     result = run("training/label_memory.py", "--prompts", material / "prompts.jsonl", *options)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import similar_draft
+from models import similar_draft
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import hf_specdecpp
 from hf_specdecpp import StoppingConfig
-from hf_specdecpp.cli import app
 from hf_specdecpp.hub.demo_pair import DRAFT, HUB_ID
 from hf_specdecpp.stopping import RULES
+from hf_specdecpp_cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -54,6 +54,7 @@ def test_the_ten_lines_answer(ten_lines):
     assert "Why is the sky blue?" in ten_lines["tokenizer"].decode(ten_lines["output"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_the_python_examples_run_in_order(page, ten_lines):
     """Each page goes on from the ten lines, and the first pages begin with them."""
@@ -70,6 +71,7 @@ def test_the_python_examples_run_in_order(page, ten_lines):
         assert namespace["stats"].rounds > 0
 
 
+@pytest.mark.slow
 def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
     """As they stand, with the names of models and data replaced by a tiny pair and the runs kept short."""
     target.save_pretrained(tmp_path / "target")
@@ -86,7 +88,8 @@ def test_the_commands_run(target, tokenizer, tmp_path, monkeypatch, hub):
         "trace": ["--max-new-tokens", "8"],
         "train": [],
         "calibrate": ["--max-draft-length", "2"],
-        "demo": ["--max-new-tokens", "8", "--repeats", "1"],
+        "compile": [],
+        "demo": ["--max-new-tokens", "8", "--count", "1"],
         "bench": ["--max-new-tokens", "8", "--count", "2", "--repeats", "1", "--method", "recommended"],
         "push": ["--target", "org/target", "--draft", "org/draft"],
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from completions_stand_in import CompletionsStandIn, completed
-from conftest import VOCAB, similar_draft, tiny_model, with_head
+from models import VOCAB, similar_draft, tiny_model, with_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp import AcceptanceHeadConfig, CompactLlamaConfig, CompactLlamaForCausalLM
@@ -93,6 +93,7 @@ def test_every_recipe_is_run_and_named():
 
 
 @pytest.mark.parametrize("pair", PAIRS, indirect=True)
+@pytest.mark.slow
 def test_a_recipe_goes_from_prompts_to_judged_heads(pair, train_head, request):
     (folder, changes), name = pair, request.node.callspec.params["pair"]
     path, output = RECIPES / f"{name}.yaml", folder / "run"
@@ -202,6 +203,7 @@ def material(target, tokenizer, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, capsys):
     target, responses = material / "target", material / "responses.jsonl"
     teacher, draft, head = tmp_path / "teacher", tmp_path / "draft", tmp_path / "head"

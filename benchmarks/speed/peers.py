@@ -15,8 +15,9 @@ settings either: its default sources, and costs that it measures as it runs, or 
 was run for this pair. The others use a copy of the draft without a head.
 
 What is compiled is compiled before. Each prompt goes through all methods once untimed, which warms up and counts, and
-then `--repeats` times by the clock (0 times that first one), beginning with another method than the prompt before. Ratios are of a prompt's speeds. Intervals of 95 % are by
-bootstrap over the prompts of each set. Rows are appended to a file beside the result: a killed run goes on.
+then `--repeats` times by the clock (0 times that first one), beginning with another method than the prompt before.
+Ratios are of a prompt's speeds. Intervals of 95 % are by bootstrap over the prompts of each set. Rows are appended to
+a file beside the result: a killed run goes on.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 # Neither torch nor the library: on Linux the peak of a child begins at that of the process that starts it.
-LABEL = [sys.executable, "-c", "from hf_specdecpp.cli import app; app()", "label"]
+LABEL = [sys.executable, "-c", "from hf_specdecpp_cli import app; app()", "label"]
 UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in which ru_maxrss counts
 
 

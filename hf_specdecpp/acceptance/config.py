@@ -33,7 +33,8 @@ class AcceptanceHeadConfig(PeftConfig):
         reads (`str`): which hidden state of the draft a token is judged by. `"after"`, the state after the draft read
             the token, as in the paper: the verdict comes with the pass that draws the next token. `"before"`, the
             state that the token was drawn from: the verdict comes at once, so no pass is spent on a lost round.
-        features (`list[str]`): what the head sees besides, of `FEATURES`: numbers that drafting has at hand.
+        features (`list[str]`): numbers that drafting has at hand and the head sees besides: probability, entropy,
+            position, see `FEATURES`.
         tied (`bool`): one block applied `num_layers` times, as the authors' code does, instead of independent blocks,
             as their paper says.
         hidden_size (`int`, *optional*): width of the draft's last hidden state. Filled in when the head is attached

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..costs.measure import calibrate
 from ..costs.store import Calibration
@@ -37,14 +38,24 @@ class Settings:
     """What a run measures.
 
     Args:
-        target, draft, head (`str`, *optional*): names or folders. Without a draft it is the demo's pair; a draft of
-            your own without a head is measured by what needs none.
-        sets (`list[str]`), count (`int`), seed (`int`): see `load_prompts`.
-        methods (`list[str]`): see `new_method`.
-        repeats (`int`): timed runs after the counted one; 0 takes the time of that.
-        sample (`bool`): temperature 1 and top-k 50, else greedy.
+        target (`str`, *optional*): Hub id or folder of the target; left out, SmolLM2-135M-Instruct.
+        draft (`str`, *optional*): Hub id or folder of the draft; left out, the shipped one.
+        head (`str`, *optional*): Hub id or folder of the draft's head; a draft of your own may go without. Left out,
+            the shipped one of the shipped draft.
+        sets (`list[str]`): sets of prompts: mixed, alpaca, gsm8k, humaneval, mt-bench, summaries, or NAME=SOURCE with
+            a JSONL file or a dataset on the Hub, see `load_prompts`.
+        methods (`list[str]`): ways to decode: plain, compiled, assisted, assisted=K, lookup; recommended (SpecDec++),
+            text (without a draft), model, chain or tree (from the draft alone), transformers-loop; a rule,
+            RULE=THRESHOLD or fixed=K, see `new_method`.
+        sample (`bool`): sample (temperature 1, top-k 50) instead of greedy decoding.
+        count (`int`): prompts of each set.
+        repeats (`int`): timed runs of every method on every prompt, after one that counts; 0 times that one.
+        max_new_tokens (`int`): most tokens generated for each prompt.
+        dtype (`str`): of both models: bfloat16, float16 or float32.
+        threads (`int`, *optional*): of the CPU; left out, torch's.
         traced (`int`, *optional*): prompts of each set whose drafts are recorded for the replay, else all.
         minutes (`float`, *optional*): no prompt is begun that would end later.
+        seed (`int`): of the choice of prompts.
         device_map, attention, quantization: see `load_pair`.
     """
 
@@ -78,17 +89,30 @@ class Settings:
         return replace(self, target=self.target or demo_target(), draft=self.draft or shipped(DRAFT), head=head)
 
 
+def load(settings: Settings) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
+    """Target, draft with its head, and tokenizer, of filled settings; the pair fits."""
+    target, draft = load_pair(
+        settings.target, settings.draft, settings.dtype, settings.device_map, settings.attention, settings.quantization
+    )
+    if settings.head:
+        load_head(draft, settings.head)
+    check_pair(active_head(draft), draft.config, target.config)
+    return target, draft, load_tokenizer(settings.target)
+
+
 def run_bench(
     settings: Settings,
     output: Path,
     on_begin: Callable[[str, int], None] = lambda what, total: None,
     on_step: Callable[[], None] = lambda: None,
+    on_ready: Callable[..., None] = lambda bench, tokenizer, costs: None,
 ) -> dict[str, Any]:
     """Measures, and writes the result to `output`. Rows, traces and costs are kept beside it, so a killed run goes on.
 
     Args:
         on_begin: called with each stage and the number of its steps.
         on_step: called after each step.
+        on_ready: called with the `Bench`, the tokenizer and the `CostProfile`, before anything is generated.
 
     Raises:
         ValueError: if there is a result already, or rows of a run with other settings.
@@ -102,13 +126,7 @@ def run_bench(
     for name in settings.methods:
         if name.rpartition(":")[2].partition("=")[0] not in KINDS:  # said before anything is loaded
             raise unknown_method(name)
-    target, draft = load_pair(
-        settings.target, settings.draft, settings.dtype, settings.device_map, settings.attention, settings.quantization
-    )
-    if settings.head:
-        load_head(draft, settings.head)
-    check_pair(active_head(draft), draft.config, target.config)
-    tokenizer = load_tokenizer(settings.target)
+    target, draft, tokenizer = load(settings)
     prompts = {}
     for named in settings.sets:
         name, texts = load_prompts(named, settings.count, settings.seed)
@@ -139,6 +157,7 @@ def run_bench(
 
     decoding = Decoding(do_sample=settings.sample)
     bench = Bench(target, draft, decoding.generate_kwargs() | {"max_new_tokens": settings.max_new_tokens})
+    on_ready(bench, tokenizer, costs)
     methods = [new_method(name, target, draft, calibrations[running_of_method(name)].at(context)) for name in names]
     on_begin("warm-up", len(methods))
     longest = max((ids for found in prompts.values() for ids in found), key=lambda ids: ids.shape[1])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..hub.data import load_rows, prompt_text
 
-# Asked where no set is named: nothing needs to be fetched. The first four are those of `specdecpp demo`.
+# Asked where no set is named: nothing needs to be fetched.
 MIXED = [
     "Explain in simple words why the sky is blue.",
     "Write three tips for someone who starts running.",

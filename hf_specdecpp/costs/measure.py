@@ -107,6 +107,8 @@ def calibrate(
     """Measures a pair at several context lengths.
 
     Args:
+        context_lengths (`Iterable[int]`): tokens in the cache.
+        max_draft_length (`int`): the longest draft whose verification is timed.
         on_context: called with each context length once it is measured.
         running (`str`): how both models run, see `keywords_of`.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -45,7 +45,10 @@ class GenerationStatistics:
     target_seconds: float = 0.0
     drafted_by: Counter = field(default_factory=Counter)
     accepted_by: Counter = field(default_factory=Counter)
-    _newest = 0, ()  # tokens of the newest round and the sources of the accepted ones; not annotated, so no field
+
+    def __post_init__(self) -> None:  # attributes that are no fields, since they count nothing
+        self.on_round: Callable[[Round], None] | None = None
+        self._newest: tuple[int, list[str]] = 0, []  # tokens of the newest round, sources of the accepted ones
 
     @property
     def discarded(self) -> int:
@@ -93,6 +96,8 @@ class GenerationStatistics:
         self.stop_reasons[round.stop_reason or "not said"] += 1
         self.draft_seconds += round.draft_seconds or 0.0
         self.target_seconds += round.target_seconds or 0.0
+        if self.on_round is not None:
+            self.on_round(round)
 
     def trim(self, count: int) -> None:
         """Takes the last `count` tokens of the newest round out again: a stop string ended the output before them."""
@@ -132,13 +137,17 @@ class GenerationStatistics:
 
 
 @contextmanager
-def collect_stats() -> Iterator[GenerationStatistics]:
+def collect_stats(on_round: Callable[[Round], None] | None = None) -> Iterator[GenerationStatistics]:
     """Counts what assisted decoding does inside the block, in this thread; outside such a block nothing is counted.
 
     It covers generations with `candidate_generator=` or `custom_generate=SpecDecPP(...)`. Blocks nest: each counts all
     that happens inside it.
+
+    Args:
+        on_round: called with each `Round` when it is over, after a streamer got its tokens.
     """
     statistics = GenerationStatistics()
+    statistics.on_round = on_round
     token = _active.set((*_active.get(), statistics))
     try:
         yield statistics

@@ -397,10 +397,12 @@ def record_traces(
     Args:
         prompts: token ids. The target responds to `batch_size` of them at a time. A killed run goes on to the same
             file.
+        max_new_tokens (`int`): most tokens generated for each prompt.
+        max_draft_length (`int`): the longest draft that is recorded.
         on_prompt: called after each prompt.
         keep_states (`bool`): keep the draft's hidden states beside it, see `read_states`.
         max_length (`int`, *optional*): bound on prompt and response together.
-        branches (`int`): from 2 on trees are recorded, see `record_trees`, which keep no states.
+        branches (`int`): tokens drafted behind one; from 2 on trees are recorded, which keep no states.
 
     Raises:
         ValueError: if a prompt leaves no room for two tokens, or if the file holds traces of something else.

@@ -44,12 +44,12 @@ def load_model(
     """A causal language model for inference, on the GPU if there is one.
 
     Args:
-        dtype (`str`): bfloat16, float16 or float32.
-        device_map (`str` or `dict`, *optional*): where its parts go, as for `from_pretrained`: `"auto"` spreads it
-            over all GPUs and what does not fit over the CPU's memory.
-        attention (`str`, *optional*): its `attn_implementation`, such as `"sdpa"` or `"flash_attention_2"`.
-        quantization (`dict`, *optional*): its `quantization_config`, such as
-            `{"quant_method": "bitsandbytes", "load_in_8bit": True}`.
+        dtype (`str`): one of bfloat16, float16, float32.
+        device_map (`str` or `dict`, *optional*): where the target's parts go, as for `from_pretrained`: `auto` spreads
+            it over all GPUs and what does not fit over the CPU's memory.
+        attention (`str`, *optional*): the `attn_implementation`, such as `sdpa` or `flash_attention_2`.
+        quantization (`dict`, *optional*): the target's `quantization_config`, such as
+            `{"quant_method": "bitsandbytes", "load_in_8bit": true}`.
 
     Raises:
         ValueError: if there is no such model, if it cannot be loaded so, or for another dtype.

@@ -179,7 +179,7 @@ def telling_what_was_meant(init: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-StoppingConfig.__init__ = telling_what_was_meant(StoppingConfig.__init__)
+StoppingConfig.__init__ = telling_what_was_meant(StoppingConfig.__init__)  # type: ignore[method-assign]
 
 
 def make_rule(

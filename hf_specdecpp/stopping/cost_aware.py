@@ -214,7 +214,8 @@ class CostAware(TimedRule):
 
     def _learn_drafts(self, round: Round) -> None:
         """What the model's own tokens could be expected to add in a round, and what they cost."""
-        survival, added, count = [], 0.0, 0
+        survival: list[float] = []
+        added, count = 0.0, 0
         parents = range(-1, len(round.drafted) - 1) if round.parents is None else round.parents
         for token, parent in zip(round.drafted, parents, strict=True):
             survival.append((1.0 if parent < 0 else survival[parent]) * self.expected(token))

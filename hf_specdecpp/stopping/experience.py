@@ -33,7 +33,7 @@ class RunningAcceptance:
             mean, expected = before.mean, [accepted / seen for accepted, seen in before.bins]
         self.overall = [mean * prior, prior]
         self.places: dict[int, list[float]] = {}
-        self.bins = [[rate * prior, prior] for rate in expected]
+        self.bins: list[list[float]] = [[rate * prior, prior] for rate in expected]
 
     def add(self, token: DraftedToken, accepted: bool) -> None:
         """A verified token, all before it having been accepted."""
@@ -125,8 +125,8 @@ class Acceptances:
         # Of second, third and fourth choices: about half of what is left each time.
         means = [mean, *((1 - mean) / 2**rank for rank in range(1, self.ranks))]
         earlier = before.of_model if before else [None] * self.ranks
-        self.of_model = [RunningAcceptance(m, b) for m, b in zip(means, earlier, strict=True)]
-        self.of_text = RunningProposals(before.of_text if before else None)
+        self.of_model: list[RunningAcceptance] = [RunningAcceptance(m, b) for m, b in zip(means, earlier, strict=True)]
+        self.of_text: RunningProposals = RunningProposals(before.of_text if before else None)
 
     def of_rank(self, rank: int) -> RunningAcceptance:
         """Of a model's so manieth choice, from 1."""
@@ -170,7 +170,7 @@ class Experience:
         idle (`int`): rounds since drafting that seems not to pay was tried.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.costs, self.seen = RunningCosts(), Acceptances()
         self.rounds: defaultdict[tuple[int, tuple[str, ...]], Worth] = defaultdict(Worth)
         self.drafting: defaultdict[tuple[int, tuple[str, ...]], Worth] = defaultdict(Worth)

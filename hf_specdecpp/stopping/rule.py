@@ -5,8 +5,6 @@ A rule sees plain numbers, so that the same object decides in `generate` and in 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ..costs.profile import CostProfile
 from .experience import Experience
 from .plan import Plan
@@ -24,9 +22,9 @@ class StoppingRule:
         reason (`str`): why the rule ended a round, for `collect_stats`.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    reason: ClassVar[str] = "rule"
-    shared: ClassVar[bool] = False
+    needs: frozenset[str] = frozenset()
+    reason: str = "rule"
+    shared: bool = False
 
     def plan(self, scope: Scope = ONE_TEXT) -> Plan:
         """The decision for the next round."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..costs.profile import CostProfile
 from .forest import Forest
@@ -80,5 +80,5 @@ class Cape(StoppingRule):
 
     def plan(self, scope: Scope = ONE_TEXT) -> Plan:
         branches = self.most if scope.branches is None else min(self.most, scope.branches)
-        plan = {"reason": self.reason, "cap_reason": self.reason, "branches": branches}
+        plan: dict[str, Any] = {"reason": self.reason, "cap_reason": self.reason, "branches": branches}
         return Comb(self.length, **plan, chooses=True) if branches > 1 else Plan(self.length, **plan)

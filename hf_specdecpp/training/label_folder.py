@@ -31,9 +31,9 @@ class LabelsCard:
         responses (`dict`): how the responses were decoded, the fields of `Decoding`.
         decodings (`dict[str, dict]`): the modes that were labelled, by name, likewise.
         procedure (`str`), mixing (`float`): see `Rows`.
-        states (`list[str]`): hidden states of the draft that are stored, of `"before"` and `"after"`.
-        max_new_tokens (`int`): length of the longest response that was generated.
-        batch_size (`int`): rows of a file.
+        states (`list[str]`): hidden states of the draft that are stored, of `"before"` and `"after"` each token.
+        max_new_tokens (`int`): most tokens of a response that is generated.
+        batch_size (`int`): responses generated at once, which are the rows of a file.
         seed (`int`): of responses, drawn tokens and mixing.
         prompts (`int`): their number.
         prompts_sha256 (`str`): of the prompts' tokens and of the responses that came with them.

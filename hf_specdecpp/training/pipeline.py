@@ -18,7 +18,13 @@ from accelerate.utils import parse_flag_from_env
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError, safe_open
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+)
 from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
@@ -147,6 +153,8 @@ def served(
     """Responses by a server's `model`, as `card` says.
 
     Args:
+        url (`str`): address of an OpenAI-compatible server that writes the responses.
+        model (`str`): the server's name for the target.
         key_variable (`str`, *optional*): the environment variable with the server's API key; left out, none is sent.
 
     Raises:
@@ -184,6 +192,7 @@ def train_head(
     label: str = "acceptance",
     patience: int | None = None,
     held_out: float = 0.1,
+    on_step: Callable[[int, int], None] = lambda step, steps: None,
 ) -> dict[str, Any]:
     """Trains a head on the folder `labels`, calibrates it, and saves it in the folder `output`.
 
@@ -191,9 +200,11 @@ def train_head(
     the head, the rest trains it. Hidden states that the labels hold are used, else the draft makes them.
 
     Args:
-        mode (`str`, *optional*): which of the labelled decoding modes; left out, the one that `config.decoding` is.
+        mode (`str`, *optional*): which of the labelled decoding modes, greedy or sampling; left out, the one that
+            `config.decoding` is.
         label (`str`): learn the `"acceptance"` of the drawn token, or the `"overlap"`, its expectation over the draw.
-        patience (`int`, *optional*): stop after so many evaluations without a better one; left out, never.
+        patience (`int`, *optional*): stop after so many epochs without a better one; left out, never.
+        on_step: called after each step of the optimizer with its number and the most that there will be.
 
     Returns:
         `quality` on the judging share, and `raw_binary_kl` from before calibration; also in `metrics.json`, with a
@@ -232,10 +243,11 @@ def train_head(
     train_rows, dev, test = shares(rows.select_columns(inputs.columns), held_out)
     torch.manual_seed(arguments.seed)
     model = get_peft_model(draft, config)
-    callbacks = [EarlyStoppingCallback(patience)] if patience is not None else []
+    callbacks = [Told(on_step), *([EarlyStoppingCallback(patience)] if patience is not None else [])]
     trainer = AcceptanceTrainer(
         model, inputs, args=arguments, train_dataset=train_rows, eval_dataset=dev, callbacks=callbacks
     )
+    trainer.remove_callback(PrinterCallback)  # the Trainer's, where its progress bar is turned off
     trainer.train(resume_from_checkpoint=newest_whole_checkpoint(checkpoints))
 
     head = acceptance_layer(model).head_configs["default"]
@@ -257,6 +269,16 @@ def train_head(
             plot_reliability(metrics["bins"], partial, by_length=metrics.get("by_length"))
     trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+class Told(TrainerCallback):
+    """Calls `on_step` after each step of the optimizer, see `train_head`."""
+
+    def __init__(self, on_step: Callable[[int, int], None]):
+        self.on_step = on_step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.on_step(state.global_step, state.max_steps)
 
 
 def settings_of(config: AcceptanceHeadConfig, arguments: AcceptanceTrainingArguments) -> dict[str, Any]:

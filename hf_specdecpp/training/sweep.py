@@ -98,9 +98,10 @@ def sweep(
     Args:
         new_draft: loads the draft afresh; a head changes the model that it is put on.
         new_arguments: those of a training whose checkpoints go into a folder.
-        traces, states: of prompts that are in no labels, see `record_trace`.
-        costs: of the machine whose decoding is of interest.
-        choices: see `variants`.
+        traces, states: what was drafted for prompts that are in no labels, see `record_trace`.
+        costs: what a pair costs on the machine whose decoding is of interest.
+        choices: what is changed: depth, blocks, rejection-weight, reads, features, label or rows; all if there are
+            none.
 
     Returns:
         A row a variant: `variant`, metrics on held-out labels, and `speedup` (tokens a second of plain decoding) under

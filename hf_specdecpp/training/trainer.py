@@ -20,6 +20,13 @@ class AcceptanceTrainingArguments(TrainingArguments):
 
     After each epoch the head is evaluated and saved; the best one is kept. A process trains on one device, so a batch
     has the size that was asked for; `accelerate launch` uses several.
+
+    Args:
+        num_train_epochs (`float`): passes over the labels, at most.
+        per_device_train_batch_size (`int`): responses a step, of each process.
+        learning_rate (`float`): the peak.
+        report_to (`str`): where to log, as in transformers: tensorboard, wandb, ...
+        seed (`int`): of weights and order.
     """
 
     num_train_epochs: float = field(default=3.0)

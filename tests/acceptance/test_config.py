@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from conftest import CONFIGS
+from models import CONFIGS
 
 from hf_specdecpp import AcceptanceHeadConfig
 from hf_specdecpp.acceptance import AcceptancePeftType, model_signature

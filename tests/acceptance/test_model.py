@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from conftest import CONFIGS, HIDDEN, VOCAB, prompt, randomise_head, similar_draft, tiny_model, with_head
+from models import CONFIGS, HIDDEN, VOCAB, prompt, randomise_head, similar_draft, tiny_model, with_head
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM

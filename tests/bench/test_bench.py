@@ -12,7 +12,7 @@ from hf_specdecpp.bench.measure import Row
 from hf_specdecpp.bench.report import PAPER_SETS, against, paper_points
 from hf_specdecpp.bench.run import read_result
 from hf_specdecpp.bench.verdict import verdict
-from hf_specdecpp.cli import app
+from hf_specdecpp_cli import app
 
 METHODS = ("assisted=2", "lookup", "recommended")
 

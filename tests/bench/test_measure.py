@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import prompt, similar_draft, tiny_model, with_head
+from models import prompt, similar_draft, tiny_model, with_head
 
 from hf_specdecpp.bench.measure import COUNTED, Bench, Row, measure, obstacle, resume
 from hf_specdecpp.bench.methods import ALL, KINDS, compiled, draft_settings, new_method
@@ -183,6 +183,7 @@ def test_every_method_says_what_plain_decoding_says(bench, name):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
+@pytest.mark.slow
 def test_compiled_decoding_says_the_same_or_why_it_cannot():
     target = tiny_model()
     bench = Bench(target, target, {"do_sample": False, "max_new_tokens": 6})

@@ -1,16 +1,21 @@
 """The commands, on a tiny pair on disk."""
 
+import io
 import json
 import shutil
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
+import torch
+from models import byte_tokenizer
+from rich.console import Console
+from transformers import LlamaForCausalLM
+from transformers.utils import logging
 from typer.testing import CliRunner
 
-import hf_specdecpp
-from hf_specdecpp.cli import app
+from hf_specdecpp.stopping import CostProfile, DraftedToken, Round
+from hf_specdecpp_cli import app
+from hf_specdecpp_cli.answer import Answer
 
 runner = CliRunner()
 
@@ -37,8 +42,8 @@ def test_from_prompts_to_a_head_that_the_demo_uses(pair, tmp_path):
     assert config["target_name_or_path"] == str(pair / "target") and config["target_signature"] == "llama-2x32-264"
 
     shown = run(
-        "demo", *models, "--head", tmp_path / "head", "--sample", "--prompt", "Hello", "--max-new-tokens", 8,
-        "--repeats", 1, "--dtype", "float32",
+        "demo", *models, "--head", tmp_path / "head", "--sample", "--max-new-tokens", 4, "--count", 1, "--dtype",
+        "float32",
     )  # fmt: skip
     assert shown.exit_code == 0, shown.output
     assert "SpecDec++" in shown.output
@@ -66,31 +71,78 @@ def test_labels_are_sampled_as_the_target_samples(pair, tmp_path):
         assert f"sampling: do_sample=True, {', '.join(f'{k}={v}' for k, v in expected.items())}" in done.output
 
 
-def test_the_demo_compares_the_methods_and_writes_everything(pair, tmp_path):
-    report = tmp_path / "demo.json"
+def test_the_demo_streams_an_answer_and_compares_the_methods(pair):
     result = run(
-        "demo", "--target", pair / "target", "--draft", pair / "draft", "--head", pair / "head", "--prompt", "Hello",
-        "--prompt", "Why?", "--max-new-tokens", 16, "--repeats", 2, "--dtype", "float32", "--json", report,
-        "--threshold", 0.5,
+        "demo", "--target", pair / "target", "--draft", pair / "draft", "--head", pair / "head", "--prompt", "Why?",
+        "--max-new-tokens", 8, "--count", 2, "--dtype", "float32",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    written = json.loads(report.read_text())
-    plain, default, best, ours = written["methods"]
-    assert [plain["name"], default["name"], ours["name"]] == ["plain generate", "assisted, default", "SpecDec++"]
-    assert best["name"].startswith("assisted, best fixed (")
-    for method in (default, best, ours):
-        assert method["equal_to_plain"] == [True, True] and method["outputs"] == plain["outputs"]
-        assert method["drafted"] > 0 and len(method["seconds"]) == 4
-    reasons = {"prompt", "threshold", "max_length", "no_room", "end_of_sequence", "max_draft_length"}
-    assert set(ours["stop_reasons"]) <= reasons
-    assert written["prompts"] == ["Hello", "Why?"] and written["dtype"] == "float32"
-    assert written["command"] and written["models"]["target"]["signature"] == "llama-2x32-264"
+    answer, table = result.output.split("mixed", 1)
+    assert "Why?" in answer and "that were tried" in answer and "x plain decoding, by its measured" in answer
+    for method in ("plain generate", "assisted, default", "SpecDec++"):
+        assert method in table
+    assert "With this pair SpecDec++ is" in table
+
+
+def test_a_chat_says_what_plain_decoding_says_and_reads_every_turn_once(pair, monkeypatch):
+    """The conversation goes on behind a kept cache; an empty line ends it."""
+    models = ("--target", pair / "target", "--draft", pair / "draft", "--head", pair / "head", "--dtype", "float32")
+    said, generate = [], LlamaForCausalLM.generate
+
+    def heard(self, ids, **settings):
+        said.append((ids, settings["past_key_values"].get_seq_length(), generate(self, ids, **settings)))
+        return said[-1][-1]
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", heard)
+    result = CliRunner().invoke(app, [*map(str, ("chat", *models, "--max-new-tokens", 12))], input="Hi\nAnd why?\n\n")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("tokens a target pass") == 2
+    target = LlamaForCausalLM.from_pretrained(pair / "target")
+    (first, cached, _), (second, kept, _) = said
+    assert cached == 0 and first.shape[1] < kept < second.shape[1]
+    for ids, _, output in said:
+        plain = generate(target, ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
+        assert output.tolist() == plain.tolist()
+    assert "assistant: " in byte_tokenizer().decode(second[0])
+
+
+def test_an_answer_shows_drafted_tokens_in_colour(tokenizer):
+    """Those of a round that were accepted come first; a character of several tokens is shown when it is whole."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    answer = Answer(console, tokenizer)
+    answer.put(torch.tensor([[1, 5, 6]]))  # the prompt
+    for text, accepted in (("ab", 1), ("ü", 1)):
+        ids = tokenizer(text)["input_ids"]
+        for token in ids:
+            answer.put(torch.tensor([token]))
+        answer.hear(Round([DraftedToken(1)], accepted, new_tokens=len(ids), draft_seconds=1.0, target_seconds=1.0))
+    answer.end()
+    assert console.file.getvalue() == "\x1b[32ma\x1b[0mbü\n"
+    words = answer.summary(2.0, CostProfile(0.1, (3.0,)))
+    assert words == (
+        "2.0 tokens/s, 2 of 4 tokens drafted (of 2 that were tried), 2.00 tokens a target pass, "
+        "about 3.00x plain decoding, by its measured costs"
+    )
+
+
+def test_others_are_heard_where_they_are_asked_for(pair, tmp_path):
+    """transformers' own words come with -v, behind the command as any option."""
+    command = ("label", "--target", pair / "target", "--draft", pair / "draft", "--prompts", pair / "prompts.jsonl",
+               "--limit", 1, "--max-new-tokens", 2, "--dtype", "float32")  # fmt: skip
+    run(*command, "--output", tmp_path / "quiet")
+    assert logging.get_verbosity() == logging.ERROR
+    logging.set_verbosity_warning()
+    try:
+        assert run(*command, "--output", tmp_path / "loud", "-v").exit_code == 0
+        assert logging.get_verbosity() == logging.WARNING
+    finally:
+        logging.set_verbosity_error()
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("demo", "--threshold", "1.5"), "threshold must be a number between 0 and 1, got 1.5"),
+        (("bench", "--method", "magic"), "there is no method 'magic': choose among plain"),
         (
             ("demo", "--target", "/nowhere/at/all", "--draft", "x", "--head", "y"),
             "there is no folder '/nowhere/at/all'",
@@ -172,20 +224,6 @@ def other_prompts(pair, folder):
     lines = (pair / "prompts.jsonl").read_text().splitlines(keepends=True)
     (folder / "other.jsonl").write_text("".join(lines[::-1]))
     return folder / "other.jsonl"
-
-
-def test_the_commands_themselves_import_nothing_heavy():
-    """What `--help` waits for is the package alone."""
-    code = """
-import sys, types
-package = types.ModuleType("hf_specdecpp")
-package.__path__ = sys.argv[1:]
-sys.modules["hf_specdecpp"] = package
-import hf_specdecpp.cli
-print(sorted({"torch", "transformers", "peft", "datasets", "evaluate", "matplotlib"} & set(sys.modules)))
-"""
-    shown = subprocess.run([sys.executable, "-c", code, *hf_specdecpp.__path__], capture_output=True, text=True)
-    assert shown.stdout == "[]\n", shown.stderr
 
 
 def test_the_version_is_told():

@@ -1,5 +1,5 @@
 import torch
-from conftest import similar_draft
+from models import similar_draft
 
 from hf_specdecpp.costs.measure import calibrate, measure_costs, plot
 

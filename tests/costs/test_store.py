@@ -3,7 +3,7 @@ import json
 
 import pytest
 import torch
-from conftest import prompt, similar_draft, tiny_model
+from models import prompt, similar_draft, tiny_model
 from transformers import BitsAndBytesConfig
 
 from hf_specdecpp import SpecDecPP, StoppingConfig

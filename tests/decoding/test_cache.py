@@ -1,5 +1,5 @@
 import torch
-from conftest import prompt
+from models import prompt
 from transformers import DynamicCache
 
 from hf_specdecpp.decoding.cache import Slots, growing_cache

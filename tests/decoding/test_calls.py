@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import byte_tokenizer, heard, prompt, ragged, similar_draft, tiny_model
+from models import byte_tokenizer, heard, prompt, ragged, similar_draft, tiny_model
 from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from conftest import HIDDEN, VOCAB, heard, prompt, similar_draft, tiny_model, with_head
+from models import HIDDEN, VOCAB, heard, prompt, similar_draft, tiny_model, with_head
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     DynamicCache,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from accelerate import cpu_offload
-from conftest import prompt, similar_draft, with_head
+from models import prompt, similar_draft, with_head
 from transformers import AutoModelForCausalLM
 
 from hf_specdecpp import SpecDecPP, StoppingConfig, collect_stats

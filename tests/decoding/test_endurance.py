@@ -5,7 +5,7 @@ import gc
 import psutil
 import pytest
 import torch
-from conftest import prompt, ragged, similar_draft, tiny_model, with_head
+from models import prompt, ragged, similar_draft, tiny_model, with_head
 from transformers import DynamicCache, TextStreamer
 
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig, collect_stats
@@ -65,6 +65,7 @@ def test_after_every_round_the_caches_hold_what_a_fresh_pass_over_the_text_leave
     assert len(rounds) > 5 and max(rounds) > rounds[0] and 0 < stats.accepted < stats.drafted
 
 
+@pytest.mark.slow
 def test_two_thousand_calls_leave_nothing_behind():
     target = tiny_model(num_hidden_layers=1, hidden_size=16)
     draft = tiny_model(num_hidden_layers=1, hidden_size=16, seed=1)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import prompt, tiny_model, with_head
+from models import prompt, tiny_model, with_head
 from transformers import DynamicCache, LlamaConfig
 
 from hf_specdecpp.decoding.engine import Engine, can_take_masks

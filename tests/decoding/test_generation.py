@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from conftest import HIDDEN, prompt, similar_draft, tiny_model, with_head
+from models import HIDDEN, prompt, similar_draft, tiny_model, with_head
 from peft import LoraConfig, get_peft_model
 from transformers import (
     GenerationMixin,

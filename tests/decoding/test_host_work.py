@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 import torch
-from conftest import prompt, similar_draft, with_head
+from models import prompt, similar_draft, with_head
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig, collect_stats
@@ -42,8 +42,11 @@ class Counted(TorchDispatchMode):
 def generate(target, draft, config, new_tokens, **settings):
     """What was counted when each round was told, and how much it drafted."""
     counted, rounds = Counted(target, draft.get_base_model()), []
-    with collect_stats() as stats, counted:
-        stats.hear = lambda round: rounds.append((counted.operations, len(round.drafted)))
+
+    def on_round(round):
+        rounds.append((counted.operations, len(round.drafted)))
+
+    with collect_stats(on_round), counted:
         target.generate(
             prompt(), max_new_tokens=new_tokens, eos_token_id=None, assistant_model=draft, drafting_config=CHAINS,
             candidate_generator=SpecDecPP, stopping_config=config, **settings,

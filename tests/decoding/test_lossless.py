@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import CONFIGS, heard, informed_draft, prompt, ragged, similar_draft, tiny_model, with_head
+from models import CONFIGS, heard, informed_draft, prompt, ragged, similar_draft, slow, tiny_model, with_head
 from transformers import DynamicCache
 
 from hf_specdecpp import DraftingConfig, LookupStore, RecyclingTable, SpecDecPP, StoppingConfig
@@ -64,11 +64,22 @@ def seeded(model, seed, **settings):
     return model.generate(**settings), torch.get_rng_state()
 
 
+PLAIN = {}
+
+
+def plainly(target, seed, **settings):
+    """`seeded` without speculation, once for all that is compared with it."""
+    key = target, seed, *((name, str(value)) for name, value in sorted(settings.items()))
+    if key not in PLAIN:
+        PLAIN[key] = seeded(target, seed, **settings)
+    return PLAIN[key]
+
+
 def check(target, draft, config=None, drafting=None, seed=0, **settings):
     """Generates with and without speculation under one seed, and returns the rounds."""
     settings = {"max_new_tokens": 20, "eos_token_id": [2, 100]} | settings
     kept = ("lookup_store", "recycling_table", "cache_implementation", "compile_config", "disable_compile")
-    plain, after = seeded(target, seed, **{name: value for name, value in settings.items() if name not in kept})
+    plain, after = plainly(target, seed, **{name: value for name, value in settings.items() if name not in kept})
     with heard() as rounds:
         ours, then = seeded(
             target, seed, **settings, assistant_model=draft, candidate_generator=SpecDecPP, stopping_config=config,
@@ -91,7 +102,10 @@ def test_every_rule_is_here():
     assert set(EVERY_RULE) == set(RULES)
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+QUICK = ("llama", "gemma3", "gpt2", "qwen2_mixed")
+
+
+@pytest.mark.parametrize("architecture", [name if name in QUICK else slow(name) for name in CONFIGS])
 def test_every_architecture(architecture):
     """Chains and trees, greedy and sampling, one row and many; windows end within the texts."""
     target, draft, headed = models(architecture)
@@ -141,8 +155,15 @@ def test_every_source_alone_and_mixed(sources, mode):
         assert set(sources) - {"recycling"} <= found <= set(sources) and found
 
 
-@pytest.mark.parametrize("coupling", ("seeded", "rejection"))
-@pytest.mark.parametrize("sources", (*WITHOUT, WITH_DRAFT[-1]), ids="+".join)
+@pytest.mark.parametrize(
+    ("sources", "coupling"),
+    [
+        (("lookup",), "seeded"), (("recycling",), "rejection"), (WITH_DRAFT[-1], "seeded"),
+        slow(("lookup",), "rejection"), slow(("recycling",), "seeded"), slow(("lookup", "recycling"), "seeded"),
+        slow(("lookup", "recycling"), "rejection"), slow(WITH_DRAFT[-1], "rejection"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)  # fmt: skip
 def test_whatever_a_store_and_a_table_hold(sources, coupling):
     """Filled by what sampling said under another seed and by random tokens, alone and mixed, one row and many."""
     target, draft = repeating()
@@ -197,7 +218,7 @@ def test_a_draft_that_reads_the_target(name, mode):
                 assert any(each.parents is not None for each in rounds) == (branches > 1)
 
 
-@pytest.mark.parametrize("architecture", ("gemma3", "gpt2", "opt", "qwen3"))
+@pytest.mark.parametrize("architecture", ("gemma3", "gpt2", slow("opt"), slow("qwen3")))
 def test_a_draft_that_reads_the_target_of_other_architectures(architecture):
     target, draft, _ = informed(architecture)
     for mode in (GREEDY, SAMPLING):
@@ -246,7 +267,7 @@ def test_bounds_of_the_draft_do_not_change_the_output(low, high):
     assert max(len(each.drafted) for each in rounds) <= high
 
 
-@pytest.mark.parametrize("threshold", (0.0, 0.3, 0.7, 1.0))
+@pytest.mark.parametrize("threshold", (0.0, slow(0.3), 0.7, slow(1.0)))
 @pytest.mark.parametrize("length, new_tokens", [(1, 2), (3, 40), (19, 25), (5, 1)])
 def test_short_and_long_texts_under_every_threshold(threshold, length, new_tokens):
     target, _, headed = models("llama")

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import heard, informed_draft, prompt, ragged, similar_draft, tiny_model, with_head
+from models import heard, informed_draft, prompt, ragged, similar_draft, tiny_model, with_head
 from test_lossless import COSTS, GREEDY, HEAD, MANY_ROWS, ONE_ROW, SAMPLING, check, informed, models, rule
 from torch import nn
 from torch._dynamo.utils import counters
@@ -60,7 +60,7 @@ def test_the_text_is_that_of_plain_decoding(architecture, reproducible):
     assert all(each.parents is None for each in rounds) or not reproducible
 
 
-@pytest.mark.parametrize("architecture", ("llama", "gemma3"))
+@pytest.mark.parametrize("architecture", ("llama", pytest.param("gemma3", marks=pytest.mark.slow)))
 def test_compiled_passes_say_the_same(architecture):
     target, _, headed = models(architecture)
     tree = DraftingConfig(("model",), branches=3, max_nodes=7)
@@ -72,6 +72,7 @@ def test_compiled_passes_say_the_same(architecture):
     assert any(each.parents is not None for each in branched) and len({each.rows for each in branched}) > 1
 
 
+@pytest.mark.slow
 def test_inductor_makes_the_same_text():
     target, draft, _ = models("llama")
     config = StoppingConfig(rule="fixed", settings={"length": 3})

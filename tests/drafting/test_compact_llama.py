@@ -1,6 +1,6 @@
 import pytest
 import torch
-from conftest import VOCAB, prompt, with_head
+from models import VOCAB, prompt, with_head
 from transformers import AutoModelForCausalLM
 
 from hf_specdecpp import CompactLlamaConfig, CompactLlamaForCausalLM, SpecDecPP

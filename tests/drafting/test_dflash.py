@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HIDDEN, VOCAB, block_draft, prompt, tiny_model
+from models import HIDDEN, VOCAB, block_draft, prompt, tiny_model
 from safetensors.torch import load_file
 from test_eagle3 import changed
 

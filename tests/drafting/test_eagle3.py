@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HIDDEN, VOCAB, informed_draft, prompt, tiny_model
+from models import HIDDEN, VOCAB, informed_draft, prompt, tiny_model
 from safetensors.torch import load_file, save_file
 
 from hf_specdecpp import load_draft

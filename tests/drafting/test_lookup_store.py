@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from conftest import VOCAB, heard, prompt, ragged, similar_draft, tiny_model
+from models import VOCAB, heard, prompt, ragged, similar_draft, tiny_model
 
 from hf_specdecpp import DraftingConfig, LookupStore, RecyclingTable, SpecDecPP, StoppingConfig
 

@@ -1,10 +1,11 @@
 """Replay agrees with real runs round by round."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
-from conftest import CONFIGS, heard, prompt, similar_draft, tiny_model, with_head
+from models import CONFIGS, heard, prompt, similar_draft, tiny_model, with_head
 
 from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, collect_stats
 from hf_specdecpp.acceptance import acceptance_layer
@@ -136,16 +137,24 @@ TREES = [
 ]
 
 
+@cache
+def trees(sample):
+    """A draft and the traces of its trees for two prompts."""
+    target = tiny_model()
+    draft = with_head(similar_draft(target, 0.3), **HEADS["before"])
+    asked = [prompt(5 + seed, seed)[0].tolist() for seed in range(2)]
+    return draft, [record_trees(target, draft, ids, Decoding(sample), 30, 2, seed=n) for n, ids in enumerate(asked)]
+
+
 @pytest.mark.parametrize("config", TREES, ids=named)
 @pytest.mark.parametrize("sample", (False, True))
 def test_replay_and_generate_count_the_same_in_trees(target, config, sample):
-    draft = with_head(similar_draft(target, 0.3), **HEADS["before"])
+    draft, traces = trees(sample)
     decoding = Decoding(sample)
     drafting = DraftingConfig(("model",), branches=2, max_nodes=6)
     branched = 0
-    for seed in range(2):
+    for seed, trace in enumerate(traces):
         ids = prompt(5 + seed, seed)
-        trace = record_trees(target, draft, ids[0].tolist(), decoding, 30, branches=2, seed=seed)
         torch.manual_seed(seed)
         bounded = replace(config, max_draft_length=6)
         with heard() as rounds:

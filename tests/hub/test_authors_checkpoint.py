@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 import torch
-from conftest import HIDDEN, tiny_model
 from huggingface_hub import PyTorchModelHubMixin
+from models import HIDDEN, tiny_model
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn

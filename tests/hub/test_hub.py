@@ -12,17 +12,17 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from conftest import similar_draft, with_head
 from huggingface_hub import constants
+from models import similar_draft, with_head
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import check_python_requirements, get_imports
 from typer.testing import CliRunner
 
 from hf_specdecpp import push_head
-from hf_specdecpp.cli import app
 from hf_specdecpp.hub.model_card import INSTALLED_FROM
 from hf_specdecpp.hub.push import write_custom_generate
+from hf_specdecpp_cli import app
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"draft": "user/draft", "target": "user/target"}
@@ -116,6 +116,7 @@ def test_scripts_and_metadata_name_the_repository_with_the_tag_of_this_version()
         assert re.search(r'"hf_specdecpp(\[demo\])? @ ' + re.escape(f'{INSTALLED_FROM}"'), line)
 
 
+@pytest.mark.slow
 def test_an_uploaded_head_loads_by_its_name_and_its_card_runs(hub, trained, target, tokenizer, tmp_path):
     target.save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")

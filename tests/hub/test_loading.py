@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from hf_specdecpp.cli import app
 from hf_specdecpp.hub import loading
 from hf_specdecpp.hub.loading import load_model, load_pair
+from hf_specdecpp_cli import app
 
 
 def test_a_device_map_and_an_attention_are_honoured(pair):

@@ -43,6 +43,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.slow
 def test_processes_side_by_side_load_the_folders_alone_without_a_network_and_leave_nothing_behind(tmp_path):
     """One is told to stay offline; the other is not, but there is no Hub where it looks for it."""
     for name in METRICS:

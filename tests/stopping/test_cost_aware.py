@@ -5,6 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
+from models import slow
 
 from hf_specdecpp.stopping import CostAware, CostProfile, DraftedToken, Round, RunningCosts
 from hf_specdecpp.stopping.rules import AcceptanceThreshold, Bounded, FixedLength
@@ -94,18 +95,18 @@ FLAT = (1.0, 1.01, 1.02, 1.03, 1.04, 1.05)
 STEPPED = (1.0, 1.4, 1.4, 1.4, 1.4, 1.8, 1.8, 1.8, 1.8, 2.2)
 
 
-@pytest.mark.parametrize("uses_head", (True, False))
 @pytest.mark.parametrize("verify", (FLAT, STEPPED), ids=("flat", "stepped"))
-@pytest.mark.parametrize("draft", (0.02, 0.05, 0.15, 0.3, 0.5, 0.85))
-def test_on_any_hardware_it_never_loses_to_plain_decoding(draft, verify, uses_head):
+@pytest.mark.parametrize("draft", (0.02, slow(0.05), 0.15, slow(0.3), 0.5, 0.85))
+def test_on_any_hardware_it_never_loses_to_plain_decoding(draft, verify):
     costs = CostProfile(draft, verify)
     for shape in ((0.5, 1.5), (2.0, 1.0), (6.0, 1.0)):
-        speed = simulate(CostAware(costs, uses_head=uses_head), costs, shape)
-        assert speed > 0.98
-        fixed = max(simulate(FixedLength(k), costs, shape) for k in range(13))
+        fixed = max(simulate(FixedLength(k), costs, shape) for k in (0, 1, 2, 3, 5, 8, 12))
         tuned = max(simulate(Bounded(AcceptanceThreshold(h), 2, 20), costs, shape) for h in (0.1, 0.3, 0.5, 0.7, 0.9))
-        # 0.95 where a draft costs half a step and verification jumps by 40 %, which it learns late; else above 0.98.
-        assert speed > 0.94 * max(fixed, tuned)
+        for uses_head in (True, False):
+            speed = simulate(CostAware(costs, uses_head=uses_head), costs, shape)
+            assert speed > 0.98
+            # 0.95 where a draft costs half a step and verification jumps by 40 %, which it learns late; else more.
+            assert speed > 0.94 * max(fixed, tuned)
 
 
 @pytest.mark.parametrize("draft", (0.15, 0.3, 0.5, 0.85))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import CONFIGS, prompt, similar_draft, tiny_model
+from models import CONFIGS, prompt, similar_draft, tiny_model
 
 from hf_specdecpp.acceptance import states_at
 from hf_specdecpp.decoding import Decoding

@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from conftest import VOCAB, heard, informed_draft, prompt, tiny_model
+from models import VOCAB, heard, informed_draft, prompt, tiny_model
 from transformers import DynamicCache
 
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig, load_draft

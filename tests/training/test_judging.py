@@ -1,7 +1,7 @@
 import pytest
 import torch
-from conftest import similar_draft
 from datasets import Dataset
+from models import similar_draft
 from peft import PeftModel
 
 from hf_specdecpp import AcceptanceHeadConfig

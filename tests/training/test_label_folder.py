@@ -2,8 +2,8 @@ import json
 import resource
 
 import pytest
-from conftest import similar_draft
 from datasets import load_dataset
+from models import similar_draft
 
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.training import label_folder

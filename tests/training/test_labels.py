@@ -1,6 +1,6 @@
 import pytest
 import torch
-from conftest import prompt, similar_draft
+from models import prompt, similar_draft
 
 from hf_specdecpp.decoding import Decoding, draw_beside, draw_tokens
 from hf_specdecpp.training.labels import Rows, acceptance, label_responses, overlap

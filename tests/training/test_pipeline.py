@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LABELLED_MODES as MODES
-from conftest import card_of, prompts, similar_draft
+from models import LABELLED_MODES as MODES
+from models import card_of, prompts, similar_draft
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -55,7 +55,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from conftest import byte_tokenizer, card_of, prompts, similar_draft, tiny_model
+from models import byte_tokenizer, card_of, prompts, similar_draft, tiny_model
 from accelerate import PartialState
 from hf_specdecpp.training import pipeline
 
@@ -81,6 +81,7 @@ def shards(folder):
     return {path.name: path.read_bytes() for path in folder.glob("labels-*.arrow")}
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_ends_in_the_same_dataset_bit_for_bit(tmp_path):
     command = [sys.executable, str(script(tmp_path))]
     running = subprocess.Popen([*command, str(tmp_path / "killed")])
@@ -98,6 +99,7 @@ def test_a_run_killed_in_the_middle_ends_in_the_same_dataset_bit_for_bit(tmp_pat
     assert shards(tmp_path / "killed") == shards(tmp_path / "whole") and len(shards(tmp_path / "whole")) == 24
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_labels_of_one(tmp_path):
     in_two_processes(script(tmp_path), tmp_path / "two")
     subprocess.run([sys.executable, str(script(tmp_path)), str(tmp_path / "one")], check=True)
@@ -164,17 +166,24 @@ def trained(labels, output, name="stored", **changes):
 SCALARS = ("raw_binary_kl", "binary_kl", "roc_auc", "predicted", "labels")
 
 
-def test_a_trained_head_predicts_better_than_the_mean_and_is_saved_calibrated(labels, tmp_path):
-    metrics = trained(labels, tmp_path)
+@pytest.fixture(scope="module")
+def whole(labels, tmp_path_factory):
+    """A head that was trained in one go, and its metrics."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, trained(labels, folder)
+
+
+def test_a_trained_head_predicts_better_than_the_mean_and_is_saved_calibrated(labels, whole):
+    folder, metrics = whole
     assert metrics["binary_kl"] < 0.98 * metrics["binary_kl_constant"] and metrics["roc_auc"] > 0.6
     assert metrics["predicted"] == pytest.approx(metrics["acceptance"], abs=0.1)
-    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
-    assert (tmp_path / "reliability.png").read_bytes()[:4] == b"\x89PNG"
-    assert not (tmp_path / "README.md").exists()  # PEFT's, an empty form
-    saved = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert json.loads((folder / "metrics.json").read_text()) == metrics
+    assert (folder / "reliability.png").read_bytes()[:4] == b"\x89PNG"
+    assert not (folder / "README.md").exists()  # PEFT's, an empty form
+    saved = json.loads((folder / "adapter_config.json").read_text())
     assert saved["calibration_scale"] != 1.0 and (saved["reads"], saved["features"]) == ("before", ["probability"])
     draft = AutoModelForCausalLM.from_pretrained(labels / "draft")
-    assert PeftModel.from_pretrained(draft, tmp_path).active_peft_config.features == ["probability"]
+    assert PeftModel.from_pretrained(draft, folder).active_peft_config.features == ["probability"]
 
 
 @pytest.mark.parametrize("reads", ("before", "after"))
@@ -188,8 +197,8 @@ def test_stored_states_train_the_same_head_as_the_draft_itself(labels, tmp_path,
         assert by_draft["labels"] == by_store["labels"] and by_draft != by_store
 
 
-def test_an_interrupted_training_goes_on_and_ends_in_the_same_head(labels, tmp_path, monkeypatch):
-    whole, counts = trained(labels, tmp_path / "whole"), []
+def test_an_interrupted_training_goes_on_and_ends_in_the_same_head(labels, whole, tmp_path, monkeypatch):
+    (_, whole), counts = whole, []
     step = AcceptanceTrainer.training_step
 
     def interrupted(self, *args, **kwargs):
@@ -208,8 +217,7 @@ def test_an_interrupted_training_goes_on_and_ends_in_the_same_head(labels, tmp_p
 
 def test_a_checkpoint_that_was_being_written_is_passed_over(labels, tmp_path):
     """A process killed while it saves leaves the newest folder without some of its files, or with half of one."""
-    whole = trained(labels, tmp_path / "whole", num_train_epochs=4)
-    trained(labels, tmp_path / "cut", num_train_epochs=4)
+    whole = trained(labels, tmp_path / "cut", num_train_epochs=4)
     checkpoints = tmp_path / "cut" / "checkpoints"
     last = Path(newest_whole_checkpoint(checkpoints))
     for number, name in ((91, "adapter_model.safetensors"), (100, "trainer_state.json")):
@@ -282,6 +290,7 @@ leave_processes()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_gradients_of_one(labels, tmp_path):
     """Three steps of plain gradient descent: the weights agree although each process had half of every batch."""
     path = tmp_path / "gradients.py"

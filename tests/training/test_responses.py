@@ -2,7 +2,7 @@ import copy
 import logging
 
 import torch
-from conftest import prompt
+from models import prompt
 
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.training.responses import generate_responses, sampling_of

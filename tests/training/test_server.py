@@ -10,7 +10,7 @@ from urllib.error import URLError
 
 import pytest
 from completions_stand_in import CompletionsStandIn, completed
-from conftest import card_of, prompt, prompts, similar_draft
+from models import card_of, prompt, prompts, similar_draft
 
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.training import server

@@ -1,12 +1,11 @@
 import json
 
 import pytest
-from conftest import card_of, prompts, similar_draft, with_head
+from models import card_of, prompts, similar_draft, with_head
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
-from hf_specdecpp.cli import app
 from hf_specdecpp.costs.store import Calibration
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.evidence.replay import replay
@@ -15,6 +14,7 @@ from hf_specdecpp.stopping import CostProfile
 from hf_specdecpp.training.labels import Rows
 from hf_specdecpp.training.pipeline import label_prompts
 from hf_specdecpp.training.sweep import variants, worth
+from hf_specdecpp_cli import app
 
 COSTS = CostProfile(0.1, (1.0, 1.05, 1.1, 1.3))
 
@@ -68,6 +68,7 @@ def run(material, *more):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 def test_the_sweep_trains_judges_and_draws_every_variant_once(material):
     evidence = ("--labels", material / "mixed", "--traces", material / "traces.jsonl", "--costs",
                 material / "costs.json")  # fmt: skip

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HIDDEN, VOCAB, tiny_model, with_head
 from datasets import Dataset
+from models import HIDDEN, VOCAB, tiny_model, with_head
 from transformers import TrainingArguments
 
 from hf_specdecpp import AcceptanceHeadConfig

@@ -4,17 +4,17 @@ import json
 
 import pytest
 import torch
-from conftest import heard, informed_draft, prompt, tiny_model, with_head
+from models import heard, informed_draft, prompt, tiny_model, with_head
 from typer.testing import CliRunner
 
 from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, load_draft
-from hf_specdecpp.cli import app
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.drafting.pair import active_head_config
 from hf_specdecpp.evidence.replay import replay
 from hf_specdecpp.evidence.trace import record_trace, record_trees
 from hf_specdecpp.stopping import CostProfile
 from hf_specdecpp.training.unrolled import label_unrolled
+from hf_specdecpp_cli import app
 
 CHAINS = DraftingConfig(("model",), branches=1)
 RULES = [

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import typer
 
-from .app import ATTENTION, DEVICE_MAP, QUANTIZATION, console, loading, progress, speaks_plainly
+from .app import (
+    ATTENTION,
+    DEVICE_MAP,
+    DTYPE,
+    HEAD,
+    QUANTIZATION,
+    TARGET,
+    console,
+    loading,
+    progress,
+    speaks_plainly,
+)
 
 
 @speaks_plainly
 def compile(
-    target: str = typer.Option(..., help="Hub id or folder of the target."),
+    target: str = TARGET,
     draft: str = typer.Option(None, help="Hub id or folder of the draft.", show_default=False),
-    head: str = typer.Option(None, help="Hub id or folder of the draft's head, if it has one.", show_default=False),
+    head: str = HEAD,
     length: list[int] = typer.Option(
         [256], min=2, help="Tokens of the longest text, prompt and answer; repeat it for more."
     ),
     rows: list[int] = typer.Option([1], min=1, help="Texts in a batch; repeat it for more."),
-    dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    dtype: str = DTYPE,
     device_map: str = DEVICE_MAP,
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
@@ -24,9 +35,9 @@ def compile(
     """Compile a pair's passes now: what the compiler keeps on disk, later processes find there."""
     import time
 
-    from ..costs.warm import running_for, warm
-    from ..decoding.static import WIDTHS
-    from ..hub.loading import load_head, load_model, load_pair
+    from hf_specdecpp.costs.warm import running_for, warm
+    from hf_specdecpp.decoding.static import WIDTHS
+    from hf_specdecpp.hub.loading import load_head, load_model, load_pair
 
     choices = loading(device_map, attention, quantization)
     target_model, draft_model = (

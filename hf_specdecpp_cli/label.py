@@ -8,13 +8,30 @@ from pathlib import Path
 import typer
 from rich.progress import TextColumn
 
-from .app import ATTENTION, DEVICE_MAP, QUANTIZATION, console, loading, progress, speaks_plainly
+from .app import (
+    ATTENTION,
+    DEVICE_MAP,
+    DRAFT,
+    DTYPE,
+    QUANTIZATION,
+    TARGET,
+    console,
+    loading,
+    progress,
+    speaks_plainly,
+)
+from .options import Described
+
+CARD = Described("training.label_folder", "LabelsCard")
+DECODING = Described("decoding.mode", "Decoding")
+ROWS = Described("training.labels", "Rows")
+SERVER = Described("training.pipeline", "served")
 
 
 @speaks_plainly
 def label(
-    target: str = typer.Option(..., help="Hub id or folder of the target."),
-    draft: str = typer.Option(..., help="Hub id or folder of the draft."),
+    target: str = TARGET,
+    draft: str = DRAFT,
     prompts: list[str] = typer.Option(
         ..., help="A JSONL file or Hub dataset (id, id:split or id:config:split). Rows with `response_ids` keep them."
     ),
@@ -25,48 +42,37 @@ def label(
         help="greedy or sampling: label for it; repeat it for both. (default: as the responses)",
         show_default=False,
     ),
-    temperature: float = typer.Option(
-        None, help="Of sampling. (default: the target's generation config, else 1.0)", show_default=False
+    temperature: float = DECODING.option("temperature", default=None, note="(default: as the target's own config)"),
+    top_k: int = DECODING.option("top_k", default=None, note="(default: likewise)"),
+    top_p: float = DECODING.option("top_p", default=None, note="(default: likewise)"),
+    coupling: str = DECODING.option("coupling"),
+    procedure: str = ROWS.option("procedure"),
+    mixing: float = ROWS.option("mixing"),
+    states: list[str] = CARD.option(
+        "states", default=[], note="Training then never runs the draft; one that reads the target needs them."
     ),
-    top_k: int = typer.Option(
-        None, help="Of sampling; 0 keeps all tokens. (default: likewise, else 50)", show_default=False
-    ),
-    top_p: float = typer.Option(None, help="Of sampling. (default: likewise, else 1.0)", show_default=False),
-    coupling: str = typer.Option("seeded", help="How sampling verifies drafts: seeded, or rejection as in the paper."),
-    procedure: str = typer.Option("on-policy", help="on-policy, or specdec++ for the paper's mixed sequences."),
-    mixing: float = typer.Option(0.15, help="For specdec++: share of the target's tokens (r in the paper)."),
-    states: list[str] = typer.Option(
-        [],
-        help="before or after: store these hidden states, so that training never runs the draft. (default: none, or "
-        "both for a draft that reads the target's)",
-        show_default=False,
-    ),
-    server: str = typer.Option(
-        None, help="URL of an OpenAI-compatible server that writes the responses.", show_default=False
-    ),
-    server_model: str = typer.Option(None, help="Its name for the target. (default: --target)", show_default=False),
-    server_key_variable: str = typer.Option(
-        None, help="Environment variable with its API key. (default: none is sent)", show_default=False
-    ),
-    max_new_tokens: int = typer.Option(192, min=1, help="Longest response."),
+    server: str = SERVER.option("url", default=None),
+    server_model: str = SERVER.option("model", default=None, note="(default: --target)"),
+    server_key_variable: str = SERVER.option("key_variable"),
+    max_new_tokens: int = CARD.option("max_new_tokens", default=192, min=1),
     limit: int = typer.Option(None, min=1, help="Only the first rows of each source.", show_default=False),
-    batch_size: int = typer.Option(64, min=1, help="Responses generated at once."),
-    dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    batch_size: int = CARD.option("batch_size", default=64, min=1),
+    dtype: str = DTYPE,
     device_map: str = DEVICE_MAP,
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
-    seed: int = typer.Option(0),
+    seed: int = CARD.option("seed", default=0),
 ) -> None:
     """Label the draft's tokens with the target's verdicts, on the target's own responses."""
-    from ..decoding import Decoding
-    from ..drafting.informed.config import layers_read
-    from ..drafting.pair import check_pair
-    from ..hub.data import fingerprint, load_rows, tokenized_prompts
-    from ..hub.loading import load_pair, load_tokenizer
-    from ..training.label_folder import LabelsCard
-    from ..training.labels import Rows
-    from ..training.pipeline import label_prompts, leave_processes, process_state, served
-    from ..training.responses import sampling_of
+    from hf_specdecpp.decoding import Decoding
+    from hf_specdecpp.drafting.informed.config import layers_read
+    from hf_specdecpp.drafting.pair import check_pair
+    from hf_specdecpp.hub.data import fingerprint, load_rows, tokenized_prompts
+    from hf_specdecpp.hub.loading import load_pair, load_tokenizer
+    from hf_specdecpp.training.label_folder import LabelsCard
+    from hf_specdecpp.training.labels import Rows
+    from hf_specdecpp.training.pipeline import label_prompts, leave_processes, process_state, served
+    from hf_specdecpp.training.responses import sampling_of
 
     process_state()  # under `accelerate launch`, chooses the GPU that this process loads models on
     own = "sampling" if sample else "greedy"

@@ -10,38 +10,46 @@ from .app import (
     ATTENTION,
     COMPILED,
     DEVICE_MAP,
+    DRAFT,
+    HEAD,
+    LOADING,
     QUANTIZATION,
     STATIC,
+    TARGET,
     console,
     loading,
+    progress,
     running_asked,
     speaks_plainly,
 )
+from .options import Described
+
+CALIBRATION = Described("costs.measure", "calibrate")
 
 
 @speaks_plainly
 def calibrate(
-    target: str = typer.Option(..., help="Hub id or folder of the target."),
-    draft: str = typer.Option(..., help="Hub id or folder of the draft."),
-    head: str = typer.Option(None, help="Hub id or folder of the draft's head, if it has one.", show_default=False),
-    dtype: list[str] = typer.Option(["bfloat16"], help="bfloat16, float16 or float32; repeat it for more."),
+    target: str = TARGET,
+    draft: str = DRAFT,
+    head: str = HEAD,
+    dtype: list[str] = LOADING.option("dtype", default=["bfloat16"]),
     device_map: str = DEVICE_MAP,
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
-    context: list[int] = typer.Option([128, 512, 1024], min=2, help="Tokens in the cache; repeat it for more."),
     static: bool = STATIC,
     compiled: bool = COMPILED,
-    max_draft_length: int = typer.Option(12, min=1, help="Longest draft."),
+    context: list[int] = CALIBRATION.option("context_lengths", min=2),
+    max_draft_length: int = CALIBRATION.option("max_draft_length", min=1),
     output: Path = typer.Option(None, help="Folder for a copy of the JSON files and a plot.", show_default=False),
     force: bool = typer.Option(False, help="Measure again what was measured before."),
 ) -> None:
     """Measure what draft and target cost on this machine; the cost-aware rule then uses it without being told."""
     from rich.table import Table
 
-    from ..costs.measure import calibrate as measure
-    from ..costs.measure import plot
-    from ..costs.store import pair_identity, stored_calibration, stored_path
-    from ..hub.loading import load_head, load_pair
+    from hf_specdecpp.costs.measure import calibrate as measure
+    from hf_specdecpp.costs.measure import plot
+    from hf_specdecpp.costs.store import pair_identity, stored_calibration, stored_path
+    from hf_specdecpp.hub.loading import load_head, load_pair
 
     running = running_asked(static, compiled)
     table = Table("dtype", "context", "draft, ms", *(f"verify {n}, ms" for n in (1, 2, 4, 8)), "draft / step")
@@ -56,8 +64,11 @@ def calibrate(
             found[name] = before
             console.print(f"{name}: measured before, {path} (--force measures again)", soft_wrap=True)
         else:
-            with console.status(f"measuring in {name}"):
-                found[name] = measure(*models, context, max_draft_length, running=running)
+            with progress() as shown:
+                task = shown.add_task(f"measuring in {name}", total=len(context))
+                found[name] = measure(
+                    *models, context, max_draft_length, lambda _, task=task: shown.advance(task), running
+                )
             try:
                 found[name].save(path)
             except (OSError, ValueError) as error:

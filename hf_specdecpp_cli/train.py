@@ -7,7 +7,13 @@ from pathlib import Path
 
 import typer
 
-from .app import console, speaks_plainly
+from .app import LOADING, console, progress, speaks_plainly
+from .options import Described
+
+HEAD = Described("acceptance.config", "AcceptanceHeadConfig")
+TRAINING = Described("training.trainer", "AcceptanceTrainingArguments")
+JOB = Described("training.pipeline", "train_head")
+SWEEP = Described("training.sweep", "sweep")
 
 
 @speaks_plainly
@@ -15,48 +21,33 @@ def train(
     labels: list[Path] = typer.Option(..., help="Folder made by `specdecpp label`; a sweep takes several."),
     output: Path = typer.Option(..., help="Folder for the head; an interrupted run goes on in it."),
     draft: str = typer.Option(None, help="Hub id or folder. (default: the labels' draft)", show_default=False),
-    mode: str = typer.Option(
-        None, help="greedy or sampling. (default: the first that the labels hold)", show_default=False
-    ),
-    reads: str = typer.Option("before", help="The state before a token, or, as in the paper, the one after it."),
-    feature: list[str] = typer.Option(
-        ["probability", "entropy"], help="What the head sees besides: probability, entropy, position, or none."
-    ),
-    label: str = typer.Option("acceptance", help="Learn the acceptance of the drawn token, or the overlap."),
-    num_layers: int = typer.Option(1, min=0, help="Residual blocks of the head (depth)."),
-    tied: bool = typer.Option(False, help="One block applied repeatedly, as in the authors' code."),
-    rejection_weight: float = typer.Option(6.0, help="Weight of rejections in the loss."),
-    threshold: float = typer.Option(0.7, min=0, max=1, help="Recommended for the rule of SpecDec++."),
-    max_draft_length: int = typer.Option(20, min=1, help="Recommended bound, stored with the head."),
-    epochs: float = typer.Option(12.0, help="Passes over the labels, at most."),
-    patience: int = typer.Option(3, min=1, help="Stop after so many epochs without a better one."),
-    learning_rate: float = typer.Option(1e-3, help="Peak learning rate."),
-    batch_size: int = typer.Option(8, min=1, help="Responses a step."),
-    report_to: str = typer.Option("none", help="Where to log, as in transformers: tensorboard, wandb, ..."),
-    dtype: str = typer.Option("bfloat16", help="Of the frozen draft: the one it will draft in."),
-    seed: int = typer.Option(0),
+    mode: str = JOB.option("mode", note="(default: the first that the labels hold)"),
+    reads: str = HEAD.option("reads", default="before"),
+    feature: list[str] = HEAD.option("features", default=["probability", "entropy"], note="Or none."),
+    label: str = JOB.option("label"),
+    num_layers: int = HEAD.option("num_layers", default=1, min=0),
+    tied: bool = HEAD.option("tied"),
+    rejection_weight: float = HEAD.option("rejection_weight"),
+    threshold: float = HEAD.option("threshold", min=0, max=1),
+    max_draft_length: int = HEAD.option("max_draft_length", min=1),
+    epochs: float = TRAINING.option("num_train_epochs", default=12.0),
+    patience: int = JOB.option("patience", default=3, min=1),
+    learning_rate: float = TRAINING.option("learning_rate", default=1e-3),
+    batch_size: int = TRAINING.option("per_device_train_batch_size", default=8, min=1),
+    report_to: str = TRAINING.option("report_to"),
+    dtype: str = LOADING.option("dtype", default="bfloat16", note="Of the frozen draft: the one it will draft in."),
+    seed: int = TRAINING.option("seed", default=0),
     sweep: bool = typer.Option(False, help="Train variants of this head, one choice changed at a time; compare them."),
-    choice: list[str] = typer.Option(
-        [],
-        help="For a sweep: depth, blocks, rejection-weight, reads, features, label or rows; repeat it for more. "
-        "(default: all)",
-        show_default=False,
-    ),
-    traces: Path = typer.Option(
-        None,
-        help="For a sweep: made by `specdecpp trace --states`, of prompts that are in no labels.",
-        show_default=False,
-    ),
-    costs: Path = typer.Option(
-        None, help="For a sweep: a JSON file of `specdecpp calibrate --output`.", show_default=False
-    ),
+    choice: list[str] = SWEEP.option("choices", note="(default: all)"),
+    traces: Path = SWEEP.option("traces", default=None, note="A file of `specdecpp trace --states`."),
+    costs: Path = SWEEP.option("costs", default=None, note="A JSON file of `specdecpp calibrate --output`."),
 ) -> None:
     """Fit an acceptance head to labels, calibrate it on held-out ones, and save it."""
-    from ..acceptance import AcceptanceHeadConfig
-    from ..hub.loading import load_model
-    from ..training.label_folder import read_card
-    from ..training.pipeline import leave_processes, train_head
-    from ..training.trainer import AcceptanceTrainingArguments
+    from hf_specdecpp.acceptance import AcceptanceHeadConfig
+    from hf_specdecpp.hub.loading import load_model
+    from hf_specdecpp.training.label_folder import read_card
+    from hf_specdecpp.training.pipeline import leave_processes, train_head
+    from hf_specdecpp.training.trainer import AcceptanceTrainingArguments
 
     if len(labels) > 1 and not sweep:
         raise ValueError(f"a head is trained on one folder of labels, got {len(labels)}: a --sweep compares several")
@@ -84,7 +75,12 @@ def train(
         )  # fmt: skip
         return
     model = load_model(draft or card.draft, dtype)
-    metrics = train_head(model, labels[0], output, config, arguments(output / "checkpoints"), mode, label, patience)
+    with progress() as shown:
+        task = shown.add_task("training, at most", total=None)
+        metrics = train_head(
+            model, labels[0], output, config, arguments(output / "checkpoints"), mode, label, patience,
+            on_step=lambda step, steps: shown.update(task, completed=step, total=steps),
+        )  # fmt: skip
     for name, value in metrics.items():
         if isinstance(value, float | int):
             console.print(f"{name:<28}{value:.4g}")
@@ -96,11 +92,11 @@ def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patie
     """The sweep of `train`, with its table and its plot."""
     from rich.table import Table
 
-    from ..bench.report import markdown
-    from ..costs.store import Calibration
-    from ..evidence.files import write_atomically
-    from ..evidence.trace import read_states, read_traces
-    from ..training.sweep import plot_sweep, sweep
+    from hf_specdecpp.bench.report import markdown
+    from hf_specdecpp.costs.store import Calibration
+    from hf_specdecpp.evidence.files import write_atomically
+    from hf_specdecpp.evidence.trace import read_states, read_traces
+    from hf_specdecpp.training.sweep import plot_sweep, sweep
 
     if traces is None or costs is None:
         raise ValueError("a sweep tells what heads are worth in decoding: give --traces and --costs")

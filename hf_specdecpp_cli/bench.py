@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,49 +21,38 @@ from .app import (
     running_asked,
     speaks_plainly,
 )
+from .options import Described
 
+SETTINGS = Described("bench.run", "Settings")
 bench_app = typer.Typer()
+
+if TYPE_CHECKING:
+    from hf_specdecpp.bench.run import Settings
 
 
 @bench_app.callback(invoke_without_command=True)
 @speaks_plainly
 def bench(
     context: typer.Context,
-    target: str = typer.Option(None, help="Hub id or folder. (default: SmolLM2-135M-Instruct)", show_default=False),
-    draft: str = typer.Option(None, help="Hub id or folder. (default: the shipped draft)", show_default=False),
-    head: str = typer.Option(
-        None,
-        help="Hub id or folder; a draft of your own may go without. (default: the shipped head)",
-        show_default=False,
-    ),
-    prompts: list[str] = typer.Option(
-        ["mixed"],
-        "--set",
-        help="mixed, alpaca, gsm8k, humaneval, mt-bench, summaries, or NAME=SOURCE; repeat it for more.",
-    ),
-    method: list[str] = typer.Option(
-        [],
-        help="plain, compiled, assisted, assisted=K, lookup; recommended (SpecDec++), text (without a draft), model, "
-        "chain or tree (from the draft alone), transformers-loop; a rule, RULE=THRESHOLD, fixed=K; ours behind "
-        "static: or compiled: too; or all. Repeat it for more. (default: the usual ones, no single rules)",
-        show_default=False,
-    ),
+    target: str = SETTINGS.option("target", default=None),
+    draft: str = SETTINGS.option("draft", default=None),
+    head: str = SETTINGS.option("head", default=None),
+    prompts: list[str] = SETTINGS.option("sets", "--set", default=["mixed"]),
+    method: list[str] = SETTINGS.option("methods", default=[], note="Or all. (default: the usual ones, no rules)"),
     quick: bool = typer.Option(
         False, help="A verdict in about five minutes: few methods (unless --method names some), one run of each."
     ),
-    sample: bool = typer.Option(False, help="Sample (temperature 1, top-k 50) instead of greedy decoding."),
-    count: int = typer.Option(12, min=1, help="Prompts of each set."),
-    repeats: int = typer.Option(
-        3, min=0, help="Timed runs of every method on every prompt, after one that counts; 0 times that. (--quick: 0)"
-    ),
-    max_new_tokens: int = typer.Option(64, min=2, help="Tokens generated for each prompt."),
-    dtype: str = typer.Option("bfloat16", help="bfloat16, float16 or float32."),
+    sample: bool = SETTINGS.option("sample"),
+    count: int = SETTINGS.option("count", min=1),
+    repeats: int = SETTINGS.option("repeats", min=0, note="(--quick: 0)"),
+    max_new_tokens: int = SETTINGS.option("max_new_tokens", min=2),
+    dtype: str = SETTINGS.option("dtype"),
     device_map: str = DEVICE_MAP,
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
     static: bool = STATIC,
     compiled: bool = COMPILED,
-    threads: int = typer.Option(None, min=1, help="Of the CPU. (default: torch's)", show_default=False),
+    threads: int = SETTINGS.option("threads", min=1),
     output: Path = typer.Option(
         None,
         help="JSON file for the result; a killed run goes on beside it. (default: none is kept)",
@@ -68,19 +60,9 @@ def bench(
     ),
 ) -> None:
     """Measure what this pair gains on this machine, on these prompts, beside the other ways to decode."""
-    if context.invoked_subcommand is not None:
-        return
-    import tempfile
+    from hf_specdecpp.bench.methods import ALL, QUICK, USUAL, running_so
+    from hf_specdecpp.bench.run import Settings
 
-    from rich.table import Table
-    from transformers.utils import logging
-
-    from ..bench.methods import ALL, QUICK, USUAL, running_so
-    from ..bench.report import COLUMNS, cells
-    from ..bench.run import Settings, run_bench
-    from ..bench.verdict import verdict
-
-    logging.set_verbosity_error()  # transformers warns of its own nested generate in assisted decoding
     names = [name for given in method for name in (ALL if given == "all" else [given])]
     names = running_so(names or list(QUICK if quick else USUAL), running_asked(static, compiled))
     settings = Settings(
@@ -88,15 +70,37 @@ def bench(
         max_new_tokens, dtype, threads, traced=4 if quick else None, minutes=5.0 if quick else None,
         **loading(device_map, attention, quantization),
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, progress() as shown:
+    with tempfile.TemporaryDirectory() as folder:
+        measure(settings, output or Path(folder) / "result.json")
+
+
+def measure(settings: Settings, output: Path, on_ready: Callable[..., None] | None = None) -> None:
+    """Runs the benchmark with a bar for each stage, and says what came out of it.
+
+    Args:
+        on_ready: called before anything is generated, see `run_bench`; it may print.
+    """
+    from rich.table import Table
+
+    from hf_specdecpp.bench.report import COLUMNS, cells
+    from hf_specdecpp.bench.run import run_bench
+    from hf_specdecpp.bench.verdict import verdict
+
+    def ready(*found: Any) -> None:
+        if on_ready is not None:
+            shown.stop()
+            on_ready(*found)
+            shown.start()
+
+    with progress() as shown:
         result = run_bench(
-            settings, output or Path(folder) / "result.json",
-            on_begin=lambda what, total: shown.add_task(what, total=total),
-            on_step=lambda: shown.update(shown.task_ids[-1], advance=1),
+            settings, output, on_begin=lambda what, total: shown.add_task(what, total=total),
+            on_step=lambda: shown.advance(shown.task_ids[-1]), on_ready=ready,
         )  # fmt: skip
     for name, found in result["sets"].items():
         table = Table(*COLUMNS[:1], *COLUMNS[2:-3], title=name)  # what fits in a terminal
-        for row in cells(found, sample):
+        table.columns[0].no_wrap = True
+        for row in cells(found, settings.sample):
             table.add_row(*row[:1], *row[2:-3])
         console.print(table)
     for name, reason in result["unavailable"].items():
@@ -111,8 +115,8 @@ def report(
     output: Path = typer.Option(..., help="Folder for report.md and the figures."),
 ) -> None:
     """Make tables and figures from results of the benchmark."""
-    from ..bench.report import write_report
-    from ..bench.run import read_result
+    from hf_specdecpp.bench.report import write_report
+    from hf_specdecpp.bench.run import read_result
 
     found = {path.stem: read_result(path) for path in results}
     if len(found) < len(results):
