@@ -158,7 +158,7 @@ def heads(result: dict[str, Any]) -> list[str]:
 
 def label(result: dict[str, Any], method: str) -> str:
     name = next(iter(result["sets"].values()))["methods"][method]["label"]
-    return f"**{name}**" if method == "recommended" else name
+    return f"**{name}**" if method.endswith("recommended") else name
 
 
 def ratio(mean: dict[str, Any]) -> str:
@@ -243,7 +243,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
     save_figure(made, path)
 
 
-COLOURS = {"flashspec": "#2ca02c", "text": "#f4a6a6"}
+COLOURS = {
+    "flashspec": "#2ca02c", "text": "#f4a6a6", "compiled:fixed=0": "#a6a6a6", "compiled:text": "#e78ac3",
+    "compiled:recommended": "#7b0d1e",
+}  # fmt: skip
 
 
 def main() -> None:

@@ -123,6 +123,7 @@ def pack(layer: nn.Module) -> int:
     return made
 
 
-def drop_packed(model: nn.Module) -> None:
-    for layer in model.modules():
+def drop_packed(model: nn.Module | None) -> None:
+    """Drops the packed weights of `model`, of all models if it is left out."""
+    for layer in list(_packed) if model is None else model.modules():
         _packed.pop(layer, None)

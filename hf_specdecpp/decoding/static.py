@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -73,7 +73,7 @@ class Running:
         return self._engine(model, padding, None, WIDTHS)
 
     def _engine(self, model: PreTrainedModel, padding: list[int], taps: Taps | None, widths: tuple[int, ...]):
-        if not self.room:
+        if not self.room or not can_take_masks(model):
             return Engine(model, padding, taps)
         fixed = self.compiled or widths == (self.width,)
         self.engines.append(StaticEngine(model, padding, taps, self, widths if fixed else ()))
@@ -117,16 +117,23 @@ def running_of(
 
     Args:
         width (`int`, *optional*): of every pass of the target.
+
+    Raises:
+        ValueError: if the target cannot have such passes.
     """
     if generation_config.cache_implementation != "static" and width is None:
         return Running()
-    unable = [m for m in (model, draft) if m is not None and not can_take_masks(m)]
-    if unable:
-        logger.warning_once(
-            f"{type(unable[0]).__name__} cannot run in a static cache of ours with "
-            f"{unable[0].config._attn_implementation!r} attention, so it runs eagerly in one that grows"
+    for each in (model, draft):
+        if each is None or can_take_masks(each):
+            continue
+        unable = (
+            f"{type(each).__name__} cannot run in a static cache of ours with {each.config._attn_implementation!r}"
         )
-        return Running()
+        if each is model and width is not None:
+            raise ValueError(f"{unable} attention: load it with attn_implementation='sdpa', or leave out reproducible")
+        logger.warning_once(f"{unable} attention, so it runs eagerly in one that grows")
+        if each is model:
+            return Running()
     compiled = compilation(model, generation_config)
     widest = width or WIDTHS[-1]
     most = max(generation_config.max_length, getattr(generation_config, "max_cache_len", None) or 0) + widest
@@ -248,7 +255,8 @@ class StaticEngine(Engine):
         return compiling
 
     def _run(self, model: Callable[..., ModelOutput], **inputs: Tensor) -> tuple[ModelOutput, Tensor | None]:
-        with _lock:  # what graphs write to is shared by all who run them
+        # What graphs write to is shared by all who run them.
+        with nullcontext() if model is self.model else _lock:
             outputs, states = super()._run(model, **inputs)
             if self.heads and model is not self.model and self.running.compiled is not None:
                 states = self.heads[0].heard
@@ -320,4 +328,4 @@ def free_static(model: PreTrainedModel | None = None) -> None:
         for each in models:
             _caches.pop(each, None)
             _passes.pop(each, None)
-            drop_packed(each)
+        drop_packed(model)

@@ -278,6 +278,11 @@ def test_a_model_without_masks_of_ours_runs_in_a_cache_that_grows(warnings, monk
     monkeypatch.setattr(statics, "can_take_masks", lambda model: model is draft)
     check(target, draft, COST_AWARE, **ONE_ROW, **GREEDY, **EAGER)
     assert len(warnings) == 1 and "cannot run in a static cache of ours with 'sdpa' attention" in warnings[0]
+    with pytest.raises(ValueError, match="load it with attn_implementation='sdpa', or leave out reproducible"):
+        check(target, draft, COST_AWARE, DraftingConfig(reproducible=True), **ONE_ROW, **GREEDY)
+    monkeypatch.setattr(statics, "can_take_masks", lambda model: model is target)
+    for drafting in (DraftingConfig(("model",)), DraftingConfig(reproducible=True)):
+        check(target, draft, COST_AWARE, drafting, **ONE_ROW, **GREEDY, **compiled())
 
 
 def test_compiling_can_be_switched_off(monkeypatch):
@@ -338,6 +343,14 @@ class TestPacking:
             expected = draft.lm_head(hidden)
             with packed(draft):
                 assert "packed" in vars(draft.lm_head) and torch.equal(draft.lm_head(hidden), expected)
+
+    def test_free_static_drops_them(self, model):
+        for freed in (None, model):
+            with packed(model):
+                kept = weakref.ref(vars(model.lm_head)["packed"])
+            assert kept() is not None
+            free_static(freed)
+            assert kept() is None
 
     def test_static_generations_pack(self, model, monkeypatch):
         seen, original = [], StaticEngine.read
