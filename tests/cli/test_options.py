@@ -52,6 +52,11 @@ def test_every_option_is_described(command):
             assert parameter.help, parameter.name
 
 
+def test_a_group_does_nothing_for_its_subcommands(monkeypatch):
+    monkeypatch.setattr("hf_specdecpp_cli.bench.measure", None)
+    assert CliRunner().invoke(app, ["bench", "report", "--help"]).exit_code == 0
+
+
 def test_help_imports_no_library():
     """`specdecpp --help` takes less than a second, as long as this holds."""
     code = """
