@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 $(READY): pyproject.toml constraints.txt
 	@echo "installing torch, transformers and what else is needed into $(VENV), which takes some minutes"
@@ -28,6 +28,14 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, in build/docs; `.venv/bin/mkdocs serve` shows it while one writes.
+$(VENV)/docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/docs
 
 clean:
 	rm -rf $(VENV)

@@ -5,6 +5,7 @@ Importing the package registers the acceptance head with PEFT and lets `generate
 
 from .acceptance import AcceptanceHeadConfig
 from .decoding.specdecpp import SpecDecPP
+from .decoding.static import free_static
 from .drafting.compact_llama import CompactLlamaConfig, CompactLlamaForCausalLM
 from .drafting.config import DraftingConfig
 from .drafting.lookup import LookupStore
@@ -30,6 +31,7 @@ __all__ = [
     "collect_stats",
     "disable",
     "enable",
+    "free_static",
     "load_draft",
     "push_head",
 ]

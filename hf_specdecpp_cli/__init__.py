@@ -7,6 +7,7 @@ from .app import app, speaks_plainly
 from .bench import bench_app
 from .calibrate import calibrate
 from .chat import chat
+from .compile import compile
 from .demo import demo
 from .label import label
 from .push import push
@@ -15,6 +16,6 @@ from .train import train
 
 __all__ = ["app", "speaks_plainly"]
 
-for command in (chat, demo, label, train, trace, calibrate, push):
+for command in (chat, demo, label, train, trace, calibrate, compile, push):
     app.command()(command)
 app.add_typer(bench_app, name="bench")

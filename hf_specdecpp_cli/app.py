@@ -33,7 +33,15 @@ QUANTIZATION = LOADING.option("quantization", note="As JSON.")
 TARGET = typer.Option(..., help="Hub id or folder of the target.")
 DRAFT = typer.Option(..., help="Hub id or folder of the draft.")
 HEAD = typer.Option(None, help="Hub id or folder of the draft's head, if it has one.", show_default=False)
+# How our own loop runs them.
+STATIC = typer.Option(False, "--static", help="Run SpecDec++ in static caches, on a CPU with packed weights.")
+COMPILED = typer.Option(False, "--compiled", help="Run SpecDec++ in static caches, compiled.")
 VERBOSE = typer.Option(False, "--verbose", "-v", help="Say what transformers, datasets and others say, too.")
+
+
+def running_asked(static: bool, compiled: bool) -> str:
+    """How the two options ask models to run, see `decoding.static.keywords_of`."""
+    return "compiled" if compiled else "static" if static else "eager"
 
 
 def loading(device_map: str | None, attention: str | None, quantization: str | None) -> dict[str, Any]:

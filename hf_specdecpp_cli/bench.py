@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .app import ATTENTION, DEVICE_MAP, QUANTIZATION, console, loading, progress, speaks_plainly
+from .app import (
+    ATTENTION,
+    COMPILED,
+    DEVICE_MAP,
+    QUANTIZATION,
+    STATIC,
+    console,
+    loading,
+    progress,
+    running_asked,
+    speaks_plainly,
+)
 from .options import Described
 
 SETTINGS = Described("bench.run", "Settings")
@@ -39,6 +50,8 @@ def bench(
     device_map: str = DEVICE_MAP,
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
+    static: bool = STATIC,
+    compiled: bool = COMPILED,
     threads: int = SETTINGS.option("threads", min=1),
     output: Path = typer.Option(
         None,
@@ -47,12 +60,13 @@ def bench(
     ),
 ) -> None:
     """Measure what this pair gains on this machine, on these prompts, beside the other ways to decode."""
-    from hf_specdecpp.bench.methods import ALL, QUICK, USUAL
+    from hf_specdecpp.bench.methods import ALL, QUICK, USUAL, running_so
     from hf_specdecpp.bench.run import Settings
 
     names = [name for given in method for name in (ALL if given == "all" else [given])]
+    names = running_so(names or list(QUICK if quick else USUAL), running_asked(static, compiled))
     settings = Settings(
-        target, draft, head, prompts, names or list(QUICK if quick else USUAL), sample, count, 0 if quick else repeats,
+        target, draft, head, prompts, names, sample, count, 0 if quick else repeats,
         max_new_tokens, dtype, threads, traced=4 if quick else None, minutes=5.0 if quick else None,
         **loading(device_map, attention, quantization),
     )  # fmt: skip

@@ -8,15 +8,18 @@ import typer
 
 from .app import (
     ATTENTION,
+    COMPILED,
     DEVICE_MAP,
     DRAFT,
     HEAD,
     LOADING,
     QUANTIZATION,
+    STATIC,
     TARGET,
     console,
     loading,
     progress,
+    running_asked,
     speaks_plainly,
 )
 from .options import Described
@@ -33,6 +36,8 @@ def calibrate(
     device_map: str = DEVICE_MAP,
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
+    static: bool = STATIC,
+    compiled: bool = COMPILED,
     context: list[int] = CALIBRATION.option("context_lengths", min=2),
     max_draft_length: int = CALIBRATION.option("max_draft_length", min=1),
     output: Path = typer.Option(None, help="Folder for a copy of the JSON files and a plot.", show_default=False),
@@ -46,20 +51,24 @@ def calibrate(
     from hf_specdecpp.costs.store import pair_identity, stored_calibration, stored_path
     from hf_specdecpp.hub.loading import load_head, load_pair
 
+    running = running_asked(static, compiled)
     table = Table("dtype", "context", "draft, ms", *(f"verify {n}, ms" for n in (1, 2, 4, 8)), "draft / step")
     found = {}
     for name in dtype:
         models = load_pair(target, draft, name, **loading(device_map, attention, quantization))
         if head:
             load_head(models[1], head)
-        path, before = stored_path(pair_identity(*models)), None if force else stored_calibration(*models)
+        path = stored_path(pair_identity(*models, running))
+        before = None if force else stored_calibration(*models, running)
         if before is not None:
             found[name] = before
             console.print(f"{name}: measured before, {path} (--force measures again)", soft_wrap=True)
         else:
             with progress() as shown:
                 task = shown.add_task(f"measuring in {name}", total=len(context))
-                found[name] = measure(*models, context, max_draft_length, lambda _, task=task: shown.advance(task))
+                found[name] = measure(
+                    *models, context, max_draft_length, lambda _, task=task: shown.advance(task), running
+                )
             try:
                 found[name].save(path)
             except (OSError, ValueError) as error:

@@ -1,6 +1,7 @@
-"""The benchmarks measure what they say, on a tiny pair. Nothing is said of the time they find."""
+"""The benchmarks measure what they say, on a tiny pair, and the tables say what they found."""
 
 import json
+import re
 import runpy
 import sys
 from math import prod
@@ -59,7 +60,7 @@ def run(material, tmp_path, monkeypatch):
 
 def test_both_procedures_label_the_same_tokens_of_the_same_responses(run, material):
     options = "--prompts", material / "prompts.jsonl", "--chunks", 2, "--chunk-size", 5, "--max-new-tokens", 8
-    result = run("label_speed.py", *options)
+    result = run("training/label_speed.py", *options)
     assert [c["prompts"] for c in result["chunks"]] == [5, 5]
     for chunk in result["chunks"]:
         assert chunk["equal_responses"] == 5
@@ -68,13 +69,13 @@ def test_both_procedures_label_the_same_tokens_of_the_same_responses(run, materi
     assert result["ratio"] == median(c["ratio"] for c in result["chunks"])
     passes = ["generation", "drawing", "draft's probabilities", "target's probabilities", "acceptance"]
     assert [list(result["seconds"][name]) for name in ("authors", "ours")] == [passes, ["generation", "scoring"]]
-    assert "equal_responses" not in run("label_speed.py", *options, "--sample")["chunks"][0]
+    assert "equal_responses" not in run("training/label_speed.py", *options, "--sample")["chunks"][0]
 
 
 @pytest.mark.parametrize("sample", (False, True))
 def test_the_authors_labels_are_unwarped_acceptances_of_the_drafts_own_tokens(run, target, tokenizer, sample):
     draft = similar_draft(target)
-    script = runpy.run_path(str(BENCHMARKS / "label_speed.py"))
+    script = runpy.run_path(str(BENCHMARKS / "training" / "label_speed.py"))
     rows, _ = script["authors_labels"](target, draft, prompts(tokenizer, 3), Decoding(sample), 8)
     for row in rows:
         ids, answer = torch.tensor([row["prefix"] + row["tokens"]]), slice(len(row["prefix"]) - 1, -1)
@@ -89,7 +90,7 @@ def test_the_authors_labels_are_unwarped_acceptances_of_the_drafts_own_tokens(ru
 @pytest.mark.slow
 def test_memory_is_that_of_a_labelling_process_for_each_count(run, material):
     options = "--counts", 6, 20, "--response-tokens", 3, "--batch-size", 8, "--states", "before"
-    result = run("label_memory.py", "--prompts", material / "prompts.jsonl", *options)
+    result = run("training/label_memory.py", "--prompts", material / "prompts.jsonl", *options)
     small, large = result["runs"]
     assert (small["prompts"], large["prompts"]) == (6, 20) and large["labels_mb"] > small["labels_mb"]
     assert (large["batch_size"], large["states"]) == (8, ["before"])
@@ -99,7 +100,7 @@ def test_memory_is_that_of_a_labelling_process_for_each_count(run, material):
 def test_contexts_grow_as_asked_and_both_ways_are_timed(run, material, target, tmp_path):
     with_head(similar_draft(target)).save_pretrained(tmp_path / "head")
     options = "--lengths", 60, 200, "--new-tokens", 6, "--repeats", 2, "--head", tmp_path / "head"
-    result = run("context_length.py", "--prompts", material / "prompts.jsonl", *options)
+    result = run("speed/context_length.py", "--prompts", material / "prompts.jsonl", *options)
     short, long = result["lengths"]
     assert 0 < short["prompt_tokens"] <= 60 < long["prompt_tokens"] <= 200
     assert short["equal"] and long["equal"]
@@ -147,7 +148,7 @@ def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path)
     methods = ["plain", "lookup", "assisted", "flashspec", "flashspec=3", "text", "recommended"]
     options = [word for name in methods for word in ("--method", name)]
     options += ["--set", f"one={material / 'prompts.jsonl'}", "--set", f"two={material / 'prompts.jsonl'}"]
-    result = run("peers.py", *options, "--count", 2, "--repeats", 2, "--max-new-tokens", 6)
+    result = run("speed/peers.py", *options, "--count", 2, "--repeats", 2, "--max-new-tokens", 6)
     assert [(c.drafter_strategy, c.sampling.temperature) for c in flashspec] == [("auto", 0.0), ("bandit", 0.0)]
     assert flashspec[1].sampling.gamma == 3 and flashspec[1].bandit.n_arms == 1
     for found in result["sets"].values():
@@ -172,7 +173,7 @@ def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path)
     lines = (tmp_path / "result.rows.jsonl").read_bytes()
     (tmp_path / "result.json").unlink()
     (tmp_path / "result.rows.jsonl").write_bytes(lines[: lines[:-1].rfind(b"\n") + 1 + 20])
-    again = run("peers.py", *options, "--count", 2, "--repeats", 2, "--max-new-tokens", 6)
+    again = run("speed/peers.py", *options, "--count", 2, "--repeats", 2, "--max-new-tokens", 6)
     assert again["sets"]["one"] == result["sets"]["one"]
     assert (tmp_path / "result.rows.jsonl").read_bytes().count(b"\n") == lines.count(b"\n") == 7 * 3 * 2 * 2
 
@@ -180,7 +181,7 @@ def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path)
 @pytest.mark.parametrize("reads", ("before", "after"))
 def test_epochs_with_and_without_stored_states_are_of_the_same_training(run, material, target, reads):
     options = "--labels", material / "labels", "--reads", reads, "--batch-size", 4, "--epochs", 2, "--limit", 18
-    result = run("training_speed.py", *options, roles=["draft"])
+    result = run("training/training_speed.py", *options, roles=["draft"])
     assert result["models"]["draft"]["signature"] == model_signature(target.config) and result["rows"] == 18
     assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
     losses = result["losses"]
@@ -188,3 +189,86 @@ def test_epochs_with_and_without_stored_states_are_of_the_same_training(run, mat
     assert losses["stored"][-1] < losses["stored"][0]
     pairs = zip(result["seconds"]["draft"], result["seconds"]["stored"], strict=True)
     assert result["ratio"] == median(slow / fast for slow, fast in pairs)
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "tables.py")))
+
+
+def test_every_table_says_what_the_file_beside_it_says(tables, tmp_path):
+    shown = {name for page in tables.PAGES for _, _, name, _ in tables.TABLE.findall(page.read_text())}
+    assert len(shown) >= 8
+    for page in tables.PAGES:
+        assert tables.updated(page) == page.read_text(), f"{page}: run python benchmarks/tables.py"
+    whole = (tables.ROOT / "docs" / "results.md").read_text()
+    edited = tmp_path / "docs" / "results.md"
+    edited.parent.mkdir()
+    edited.write_text(re.sub(r"\| \d\.\d\d \|", "| 9.99 |", whole))
+    assert edited.read_text() != whole == tables.updated(edited)
+
+
+def test_the_figure_shows_the_numbers_of_the_first_table(tables, tmp_path):
+    first = tables.TABLE.search((tables.ROOT / "README.md").read_text())
+    tables.draw(tables.read(first[3]), tmp_path / "speed.svg")
+    drawn, shown = (
+        re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text()) for path in (tmp_path / "speed.svg", tables.FIGURE)
+    )
+    assert sorted(drawn) == sorted(shown) and len([text for text in shown if re.fullmatch(r"\d\.\d\d", text)]) >= 20
+
+
+def test_the_numbers_in_the_readmes_sentences_are_those_of_its_files(tables):
+    """Each with what it is about; numbers that no one has looked up fail."""
+    text, results = ((tables.ROOT / name).read_text() for name in ("README.md", "docs/results.md"))
+    named = {kind: tables.read(name) for _, kind, name, _ in tables.TABLE.findall(results + text)}  # the README's last
+    peers = named["peers"]["geometric_means"]
+    eight = {row["set"]: row for row in named["batches"]["rows"] if row["size"] == 8}
+    for sentence, number in (
+        ("flashspec 0.3.1 is ahead on GSM8K (ours is {} of it)", peers["recommended / flashspec"]["gsm8k"]["mean"]),
+        ("8 rows of Alpaca run at {} of plain", eight["alpaca"]["speedup"]),
+        ("8 of GSM8K at {}", eight["gsm8k"]["speedup"]),
+    ):
+        assert sentence.format(f"{number:.2f}") in text
+        text = text.replace(sentence.format(f"{number:.2f}"), "")
+    sentences = re.sub(r"```.*?```|<!-- table.*?<!-- end -->|\S*\d\.\d\.\d", "", text, flags=re.DOTALL)
+    assert not re.findall(r"\b[0-2]\.\d\d\b", sentences)
+
+
+def test_the_numbers_in_sentences_on_rules_are_those_of_the_tables(tables):
+    aware, bare, not_ours = "cost-aware with the head", "cost-aware, no head", ("oracle", "cost-aware")
+    gains, lags, leads, reached = [], [], [], []
+    for mode in ("greedy", "sampling"):
+        result = tables.read(f"rules/results/2026-11-22-rules-{mode}.json")
+        for name in ("alpaca_test", "gsm8k_test", "humaneval"):
+            speeds = {rule: row["speedup"] for rule, row in result["tables"][name].items()}
+            gains.append(f"{speeds[aware] / speeds['fixed length'] - 1:.1%}".removeprefix("-"))
+            lags += [1 - speeds[aware] / s for rule, s in speeds.items() if not rule.startswith(not_ours)]
+            leads.append(speeds[aware] / speeds[bare] - 1)
+            reached.append(speeds[aware] / speeds["oracle"])
+    pages = [
+        (tables.ROOT / name).read_text() for name in ("docs/results.md", "docs/head.md", "benchmarks/rules/report.md")
+    ]
+    results, head, report = (" ".join(page.replace(" %", "%").split()) for page in pages)
+    assert (
+        f"at most {max(lags):.1%} behind any rule" in results and f"at most {max(lags):.1%} behind any rule" in report
+    )
+    assert all(f"at most {max(leads):.1%}" in page for page in (results, head, report))
+    a, b, c, d, e, f = gains
+    assert f"gains {a} on Alpaca, {b} on GSM8K and {c} on HumanEval greedy, and {d}, {e} and {f} sampling" in report
+    assert f"{min(reached):.0%}".rstrip("%") + f" to {max(reached):.0%} of the speed of perfect hindsight" in report
+
+
+def test_every_study_has_its_commands_and_its_report():
+    studies = {path.name for path in BENCHMARKS.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert studies == {"speed", "rules", "paper", "lossless", "training", "gpu"}
+    for study in studies:
+        text = (BENCHMARKS / study / "run.sh").read_text()
+        assert (BENCHMARKS / study / "report.md").stat().st_size > 100
+        for script in re.findall(r"(?:benchmarks/\S+|\$S/\S+)\.py", text):
+            assert (BENCHMARKS.parent / script.replace("$S", f"benchmarks/{study}")).exists(), script
+
+
+def test_reports_name_files_that_there_are():
+    for report in BENCHMARKS.rglob("*.md"):
+        for link in re.findall(r"\]\(([^)#\s]+)", report.read_text()):
+            assert link.startswith("http") or (report.parent / link).exists(), (report, link)

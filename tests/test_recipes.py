@@ -26,11 +26,10 @@ from hf_specdecpp.training.responses import generate_responses
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 RECIPE = RECIPES / "smollm2-135m"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # The architectures of target and draft.
 PAIRS = {
     "llama-2-70b": ("llama", "llama"),
-    "llama-3.1-8b": ("llama", "llama"),
-    "qwen3-32b": ("qwen3", "qwen3"),
     "smollm2-1.7b": ("llama", "llama"),
     "smollm2-135m": ("llama", "compact_llama"),
 }
@@ -81,6 +80,11 @@ def train_head():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_at_most_two_recipes_were_never_run_and_say_so():
+    untried = [path.stem for path in RECIPES.glob("*.yaml") if "Not run by us" in path.read_text()]
+    assert len(untried) <= 2 and len(set(PAIRS) - set(untried)) == 1
 
 
 def test_every_recipe_is_run_and_named():
@@ -172,7 +176,8 @@ def run(monkeypatch):
     def run(script, *arguments):
         monkeypatch.setattr(sys, "argv", [script, *(str(a) for a in arguments)])
         monkeypatch.syspath_prepend(str(RECIPE))
-        runpy.run_path(str(RECIPE / script), run_name="__main__")
+        folder = RECIPE if (RECIPE / script).exists() else BENCHMARKS
+        runpy.run_path(str(folder / script), run_name="__main__")
 
     return run
 
@@ -231,8 +236,9 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     assert set(fresh.with_suffix(".txt").read_text().split()) == set(map(prompt_digest, chosen))
 
     run(
-        "evaluate_draft.py", "--target", target, "--draft", draft, "--set", "prompts", material / "prompts.jsonl", 4,
-        "--responses", responses, "--max-new-tokens", 8, "--output", tmp_path / "draft.json",
+        "training/evaluate_draft.py", "--target", target, "--draft", draft, "--set", "prompts",
+        material / "prompts.jsonl", 4, "--responses", responses, "--max-new-tokens", 8,
+        "--output", tmp_path / "draft.json",
     )  # fmt: skip
     found = json.loads((tmp_path / "draft.json").read_text())["sets"]
     assert list(found) == [
@@ -244,7 +250,7 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     with_head(drafts[1], reads="before", target_signature="llama-2x32-264").save_pretrained(head)
 
     rules = tmp_path / "rules.json"
-    compare = ("compare_rules.py", "--target", target, "--draft", draft, "--head", head, "--set", "dev", fresh,
+    compare = ("rules/compare_rules.py", "--target", target, "--draft", draft, "--head", head, "--set", "dev", fresh,
                "--set", "test", material / "prompts.jsonl", "--max-new-tokens", 8, "--max-draft-length", 3, "--traces",
                tmp_path / "traces", "--output", rules)  # fmt: skip
     run(*compare, "--count", 1)
@@ -265,18 +271,18 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     variants = [{"variant": name} | dict.fromkeys(metrics, 0.5) | speeds for name in ("base", "depth 0")]
     swept = tmp_path / "swept.json"
     swept.write_text(json.dumps({"decoding": {"do_sample": True}, "traces": 7, "variants": variants}))
-    run("rules_report.py", rules, swept, "--output", tmp_path / "paper")
+    run("rules/rules_report.py", rules, swept, "--output", tmp_path / "paper")
     report = (tmp_path / "paper" / "report.md").read_text()
     assert "| depth 0 | 0.500 | 0.500 | 0.500 | 0.500 | 1.250 | 1.125 | threshold 0.3 |" in report
-    assert "sampling." in report and (tmp_path / "paper" / "swept.png").stat().st_size > 10_000
+    assert "sampling." in report and "cost-aware, nothing chosen" in (tmp_path / "paper" / "swept.svg").read_text()
     length, speed = written["chosen"]["fixed length"]["settings"]["length"], tables["test"]["fixed length"]["speedup"]
     assert f"| test, greedy, {written['head']} | length {length}: {speed:.3f} (" in report
     assert "| dev, greedy" not in report
     assert report.count("| cost-aware with the head |") == 3 and "| Alpaca, the paper | 1.90 |" in report
-    assert (tmp_path / "paper" / "rules-test.png").stat().st_size > 10_000
+    assert "fixed length K" in (tmp_path / "paper" / "rules-test.svg").read_text()
 
     lossless = tmp_path / "lossless.jsonl"
-    check = ("check_lossless.py", "--target", target, "--draft", draft, "--head", head, "--set", "p",
+    check = ("lossless/check_lossless.py", "--target", target, "--draft", draft, "--head", head, "--set", "p",
              material / "prompts.jsonl", "--max-new-tokens", 8, "--output", lossless)  # fmt: skip
     run(*check, "--count", 2)
     run(*check, "--count", 3)

@@ -40,7 +40,7 @@ def listening() -> Iterator[Listener]:
 class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
     """The draft's output embedding, with acceptance heads that read its input.
 
-    The output is that of the wrapped layer, bit for bit.
+    The output is that of the wrapped layer, bit for bit. `heard` is what compiled passes leave, see `listening`.
     """
 
     adapter_layer_names = ("acceptance_head",)
@@ -50,6 +50,7 @@ class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
         self.base_layer = base_layer
         self.acceptance_head = nn.ModuleDict()
         self.head_configs: dict[str, AcceptanceHeadConfig] = {}
+        self.heard: Tensor | None = None
         self._active_adapter = adapter_name
         self.update_layer(adapter_name, config)
 
@@ -73,6 +74,9 @@ class AcceptanceHeadLayer(nn.Module, BaseTunerLayer):
         return names[0] if names else None
 
     def forward(self, hidden_states: Tensor, *args, **kwargs) -> Tensor:
+        if torch.compiler.is_compiling():  # a graph sees no context variable, and breaks at it
+            self.heard = hidden_states
+            return self.base_layer(hidden_states, *args, **kwargs)
         listener = _listener.get()
         if listener is not None:
             listener.hidden_states = hidden_states

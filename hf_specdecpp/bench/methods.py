@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from transformers import CompileConfig, PreTrainedModel
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from ..decoding.specdecpp import SpecDecPP
+from ..decoding.static import keywords_of
 from ..drafting.config import DraftingConfig
 from ..drafting.pair import recommending_head
 from ..stopping import RULES, CostProfile, StoppingConfig
@@ -76,7 +77,9 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
     - `recommended`, SpecDec++ as the head recommends it, or without a head the cost-aware rule, from all sources that
       the rule can weigh; the same rule from the draft alone, `model`, and `chain` or `tree` of it;
     - `text`, SpecDec++ without a draft; `transformers-loop`, the recommended rule in transformers' own loop;
-    - a rule of `StoppingConfig`, with its threshold (`svip=0.3`) or, for `fixed`, its length.
+    - a rule of `StoppingConfig`, with its threshold (`svip=0.3`) or, for `fixed`, its length; `fixed=0` is plain
+      decoding in our loop;
+    - any of ours behind `static:` or `compiled:`, to run so, see `keywords_of`.
 
     Args:
         costs (`CostProfile`, *optional*): for rules that count seconds.
@@ -84,6 +87,9 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
     Raises:
         ValueError: for another name, or a value that it does not take.
     """
+    running, _, rest = name.rpartition(":")
+    if running:
+        return run_otherwise(new_method(rest, target, draft, costs), running)
     kind, _, value = name.partition("=")
     try:
         match kind:
@@ -112,7 +118,8 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
                 config = StoppingConfig(
                     rule=kind, settings={"length": int(value)}, max_draft_length=max(int(value), 1)
                 )
-                return Method(name, f"our loop, fixed {value}", *specdecpp(draft, config))
+                label = f"our loop, fixed {value}" if int(value) else "our loop, no drafts"
+                return Method(name, label, *specdecpp(draft, config))
             case _ if kind in SINGLE_RULES:
                 config = rule_config(kind, float(value) if value else None, draft, costs)
                 return Method(name, f"our loop, {kind} {value}".strip(), *specdecpp(draft, config))
@@ -121,15 +128,48 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
     raise unknown_method(name)
 
 
+def running_of_method(name: str) -> str:
+    """How the models run in the method called `name`, as far as it is ours."""
+    return name.rpartition(":")[0] or "eager"
+
+
+def run_otherwise(method: Method, running: str) -> Method:
+    """A method of our own loop, whose models run as `keywords_of(running)` asks.
+
+    Raises:
+        ValueError: for other methods, which have no such choice, and for another `running`.
+    """
+    asked = keywords_of(running)
+    if method.keywords.get("candidate_generator") is not SpecDecPP:
+        raise ValueError(f"{running}:{method.name}: only our own loop runs {running}; leave out {running}:")
+    label = f"{method.label}, {running}"
+    return replace(method, name=f"{running}:{method.name}", label=label, keywords=method.keywords | asked)
+
+
+def running_so(names: list[str], running: str) -> list[str]:
+    """`names` with each method of our own loop running so, unless it says how itself."""
+    theirs = ("plain", "compiled", "assisted", "lookup", "transformers-loop")
+    own = (":" not in name and name.partition("=")[0] not in theirs for name in names)
+    return [
+        f"{running}:{name}" if is_own and running != "eager" else name for name, is_own in zip(names, own, strict=True)
+    ]
+
+
 def unknown_method(name: str) -> ValueError:
-    return ValueError(f"there is no method {name!r}: choose among {', '.join(KINDS)}, some with =VALUE")
+    return ValueError(
+        f"there is no method {name!r}: choose among {', '.join(KINDS)}, some with =VALUE, ours behind static: or "
+        "compiled: too"
+    )
 
 
 def compiled(backend: str = "inductor") -> Method:
     """Plain decoding with `torch.compile`, which transformers leaves out on a CPU unless told otherwise."""
     config = CompileConfig(backend=backend)
     config._compile_all_devices = True
-    return Method("compiled", "plain generate, compiled", {"cache_implementation": "static", "compile_config": config})
+    keywords = {"cache_implementation": "static", "compile_config": config}
+    if hasattr(GenerationConfig(), "max_cache_len"):  # else each length of text has a graph of its own
+        keywords["max_cache_len"] = 512
+    return Method("compiled", "plain generate, compiled", keywords)
 
 
 def assisted(draft: PreTrainedModel, value: str = "") -> Method:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..evidence.files import write_atomically
+from ..evidence.files import save_figure, write_atomically
 from .summary import interval
 from .verdict import conditions, judged
 
@@ -50,8 +50,8 @@ def write_report(results: dict[str, dict[str, Any]], folder: Path) -> list[Path]
             mode = "sampling" if result["configuration"]["sample"] else "greedy"
             parts.append(section(name, mode, result))
             for kind, draw in FIGURES.items():
-                path = folder / f"{stem}-{name}-{kind}.png"
-                figure(draw, name, mode, found).savefig(path, dpi=150)
+                path = folder / f"{stem}-{name}-{kind}.svg"
+                save_figure(figure(draw, name, mode, found), path)
                 parts.append(f"![{kind}]({path.name})\n")
                 files.append(path)
     write_atomically(folder / "report.md", "\n".join(parts))

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..costs.measure import calibrate
 from ..costs.store import Calibration
+from ..costs.warm import running_for, warm
 from ..decoding import Decoding
 from ..drafting.pair import check_pair
 from ..evidence.conditions import conditions, public
@@ -25,7 +26,7 @@ from ..hub.data import prompt_ids
 from ..hub.demo_pair import DRAFT, HEADS, demo_target, shipped
 from ..hub.loading import load_head, load_pair, load_tokenizer
 from .measure import Bench, Row, measure, obstacle, resume
-from .methods import KINDS, active_head, new_method, recommendation, unknown_method
+from .methods import KINDS, active_head, new_method, recommendation, running_of_method, unknown_method
 from .sets import load_prompts
 from .summary import finished, summarise, summarise_replay
 
@@ -123,7 +124,7 @@ def run_bench(
         torch.set_num_threads(settings.threads)
     settings = settings.filled()
     for name in settings.methods:
-        if name.partition("=")[0] not in KINDS:  # said before anything is loaded
+        if name.rpartition(":")[2].partition("=")[0] not in KINDS:  # said before anything is loaded
             raise unknown_method(name)
     target, draft, tokenizer = load(settings)
     prompts = {}
@@ -136,21 +137,28 @@ def run_bench(
     header = configuration | {name: about[name] for name in ("models", "versions", "device", "threads")}
     rows, append = resume(output.with_suffix(".rows.jsonl"), header)
 
-    on_begin("costs", 1)
     lengths = sorted(ids.shape[1] for found in prompts.values() for ids in found)
     context = lengths[len(lengths) // 2] + settings.max_new_tokens // 2
-    costs_file = output.with_suffix(".costs.json")
-    if not costs_file.exists():  # measured once: rules that know them must not change within a run
-        calibrate(target, draft, [context], LONGEST).save(costs_file)
-    calibration = Calibration.load(costs_file)
+    names = dict.fromkeys(["plain", *settings.methods])
+    ways = list(dict.fromkeys(["eager", *map(running_of_method, names)]))
+    on_begin("costs", len(ways))
+    calibrations = {}
+    for running in ways:
+        for length in {lengths[0], lengths[-1], context} if running == "compiled" else ():
+            room = running_for(running, target, draft, length + settings.max_new_tokens)
+            warm(room, target, draft)
+        costs_file = output.with_suffix(".costs.json" if running == "eager" else f".costs-{running}.json")
+        if not costs_file.exists():  # measured once: rules that know them must not change within a run
+            calibrate(target, draft, [context], LONGEST, running=running).save(costs_file)
+        calibrations[running] = Calibration.load(costs_file)
+        on_step()
+    calibration = calibrations["eager"]
     costs = calibration.at(context)
-    on_step()
 
     decoding = Decoding(do_sample=settings.sample)
     bench = Bench(target, draft, decoding.generate_kwargs() | {"max_new_tokens": settings.max_new_tokens})
     on_ready(bench, tokenizer, costs)
-    names = dict.fromkeys(["plain", *settings.methods])
-    methods = [new_method(name, target, draft, costs) for name in names]
+    methods = [new_method(name, target, draft, calibrations[running_of_method(name)].at(context)) for name in names]
     on_begin("warm-up", len(methods))
     longest = max((ids for found in prompts.values() for ids in found), key=lambda ids: ids.shape[1])
     unavailable = {}

@@ -9,17 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..decoding import Decoding
 from ..decoding.engine import Engine
 from ..decoding.law import Law
 from ..decoding.sequences import Sequences
+from ..decoding.taps import Taps
+from ..drafting.model import ModelDrafter
 from ..drafting.pair import Pair
-from ..stopping import StoppingConfig
+from ..stopping import Plan, StoppingConfig
 from ..stopping.config import make_rule
 from .profile import CostProfile, RunningCosts
 from .store import Calibration, pair_identity
+from .warm import running_for
 
 DRAFTED = 4  # tokens a timed draft: the first of a round reads two, the others one
 
@@ -31,11 +35,12 @@ def measure_costs(
     max_draft_length: int = 12,
     context_length: int = 256,
     repeats: int = 9,
+    running: str = "eager",
 ) -> CostProfile:
     """The costs of a round after `context_length` tokens, medians of `repeats` measurements in mixed order.
 
     Drafts and target passes alternate as in a real run, so each finds the caches of the processor as the other left
-    them. The active head, if there is one, is evaluated.
+    them. The active head, if there is one, is evaluated. `running` says how both models run, see `keywords_of`.
     """
     vocab_size = target.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -46,9 +51,24 @@ def measure_costs(
     pair = Pair.of(draft, StoppingConfig(rule="fixed", settings={"length": 1}))
     rule = make_rule("cumulative-confidence" if pair.head is None else "specdec++", 1.0, {})
     taps = pair.taps(target, 1)
-    drafter = pair.model_drafter(law, sequences, rule, set(), taps)
+    run = running_for(running, target, draft, sequences.max_length)
+    drafter = pair.model_drafter(law, sequences, rule, set(), taps, run.draft)
     drafts = [replace(rule.plan(), cap=DRAFTED)]
-    engine = Engine(target, [0], taps)
+    engine = run.target(target, [0], taps)
+    with run.ready(target, draft):
+        return _measured(engine, drafter, drafts, ids, taps, max_draft_length, repeats)
+
+
+def _measured(
+    engine: Engine,
+    drafter: ModelDrafter,
+    drafts: list[Plan],
+    ids: Tensor,
+    taps: Taps | None,
+    max_draft_length: int,
+    repeats: int,
+) -> CostProfile:
+    context_length = ids.shape[1]
     engine.read(ids, keep=1)
     engine.keep([list(range(context_length))])
     if taps is not None:
@@ -82,6 +102,7 @@ def calibrate(
     context_lengths: Iterable[int] = (128, 512, 1024),
     max_draft_length: int = 12,
     on_context: Callable[[int], None] = lambda length: None,
+    running: str = "eager",
 ) -> Calibration:
     """Measures a pair at several context lengths.
 
@@ -89,12 +110,13 @@ def calibrate(
         context_lengths (`Iterable[int]`): tokens in the cache.
         max_draft_length (`int`): the longest draft whose verification is timed.
         on_context: called with each context length once it is measured.
+        running (`str`): how both models run, see `keywords_of`.
     """
     profiles = {}
     for length in context_lengths:
-        profiles[length] = measure_costs(target, draft, max_draft_length, length)
+        profiles[length] = measure_costs(target, draft, max_draft_length, length, running=running)
         on_context(length)
-    return Calibration(pair_identity(target, draft), profiles)
+    return Calibration(pair_identity(target, draft, running), profiles)
 
 
 def plot(calibrations: dict[str, Calibration], path: Path) -> None:

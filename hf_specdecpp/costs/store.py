@@ -86,19 +86,23 @@ class Calibration:
             raise ValueError(f"{str(path)!r} holds no calibration: make one with `specdecpp calibrate`") from error
 
 
-def pair_identity(target: PreTrainedModel | PretrainedConfig, draft: PreTrainedModel) -> dict[str, str]:
+def pair_identity(
+    target: PreTrainedModel | PretrainedConfig, draft: PreTrainedModel, running: str = "eager"
+) -> dict[str, str]:
     """What a measurement depends on: devices, threads, both models and how they were loaded, and the libraries.
 
     Models are told as they are now: moved or cast, they are another pair.
 
     Args:
         target: the model, or its configuration, which is taken to lie where the draft lies.
+        running (`str`): how both run, see `Running.name`.
     """
     loaded = isinstance(target, PreTrainedModel)
     return {
         "draft_device": device_name(draft.device),
         "target_device": device_name(target.device if loaded else draft.device),
         "threads": str(torch.get_num_threads()),
+        "running": running,
         "target": loaded_as(target.config if loaded else target, target.dtype),
         "draft": loaded_as(draft.config, draft.dtype),
         "torch": torch.__version__,
@@ -122,7 +126,7 @@ def stored_path(pair: dict[str, str]) -> Path:
 
 
 def stored_calibration(
-    target: PreTrainedModel | PretrainedConfig | None, draft: PreTrainedModel
+    target: PreTrainedModel | PretrainedConfig | None, draft: PreTrainedModel, running: str = "eager"
 ) -> Calibration | None:
     """What `specdecpp calibrate` measured for this pair on this machine, if it did, see `pair_identity`.
 
@@ -130,7 +134,7 @@ def stored_calibration(
     """
     if target is None:
         return None
-    path = stored_path(pair_identity(target, draft))
+    path = stored_path(pair_identity(target, draft, running))
     try:
         return Calibration.load(path)
     except FileNotFoundError:

@@ -17,10 +17,15 @@ class Slots:
     Attributes:
         begin (`int`): slots before those of the pass; of the fullest row, where rows differ.
         of_rows (`torch.LongTensor` of shape `(rows, tokens)`, *optional*): where rows differ, the slot of each token.
+        room (`int`): slots that layers begin with.
+        fixed (`torch.LongTensor` of shape `(rows, tokens)`, *optional*): the slot of each token of a pass whose
+            attention spans the whole room, used or not, so that nothing about it changes from pass to pass.
     """
 
     begin: int = 0
     of_rows: Tensor | None = None
+    room: int = 0
+    fixed: Tensor | None = None
 
 
 class GrowingLayer(DynamicLayer):
@@ -37,11 +42,15 @@ class GrowingLayer(DynamicLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         self.keys, self.values = (
-            new.new_empty(*new.shape[:-2], 0, new.shape[-1]) for new in (key_states, value_states)
+            new.new_zeros(*new.shape[:-2], self.slots.room, new.shape[-1]) for new in (key_states, value_states)
         )
+        if self.slots.room and key_states.device.type != "cpu":
+            torch._dynamo.mark_static_address(self.keys)
+            torch._dynamo.mark_static_address(self.values)
 
     def get_seq_length(self) -> int:
-        return self.slots.begin
+        # A pass that spans the room has masks and positions of its own; a number that changes would be compiled in.
+        return 0 if self.slots.fixed is not None else self.slots.begin
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.slots.begin + query_length, 0
@@ -49,14 +58,17 @@ class GrowingLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.slots.fixed is not None:
+            for held, new in ((self.keys, key_states), (self.values, value_states)):
+                write(held, new, self.slots.fixed)
+            return self.keys, self.values
         begin, end = self.slots.begin, self.slots.begin + key_states.shape[-2]
         self.keys, self.values = (with_room(held, end) for held in (self.keys, self.values))
         for held, new in ((self.keys, key_states), (self.values, value_states)):
             if self.slots.of_rows is None:
                 held[..., begin:end, :] = new
             else:
-                rows = torch.arange(len(new), device=new.device)[:, None]
-                held[rows, :, self.slots.of_rows.to(new.device)] = new.transpose(1, 2)
+                write(held, new, self.slots.of_rows)
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def move(self, sources: Tensor, places: Tensor) -> None:
@@ -75,6 +87,15 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = self.keys[:count], self.values[:count]
 
 
+def write(held: Tensor, new: Tensor, slots: Tensor) -> None:
+    """Puts `new`, (rows, heads, tokens, size), into the `slots` of its rows, (rows, tokens)."""
+    if len(new) == 1:
+        held.index_copy_(2, slots[0].to(held.device), new)
+        return
+    rows = torch.arange(len(new), device=new.device)[:, None]
+    held[rows, :, slots.to(new.device)] = new.transpose(1, 2)
+
+
 def with_room(held: Tensor, end: int) -> Tensor:
     """`held`, (..., slots, size), or a larger copy of it that has at least `end` slots."""
     if end <= held.shape[-2]:
@@ -86,5 +107,5 @@ def with_room(held: Tensor, end: int) -> Tensor:
 
 
 def growing_cache(slots: Slots) -> Cache:
-    """An empty cache whose layers write where `slots` says."""
+    """An empty cache whose layers write where `slots` says, and grow beyond its room."""
     return Cache(layer_class_to_replicate=partial(GrowingLayer, slots))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from .law import Law
 from .loop import Speculation
 from .outputs import Outputs
 from .sequences import Sequences
+from .static import running_of
 
 # What our loop passes on to the target, or makes itself; anything else needs transformers' own loop.
 KNOWN = {
@@ -69,6 +71,8 @@ def decode(
     Raises:
         TypeError, ValueError: for what speculative decoding cannot do.
     """
+    if generation_config.cache_implementation == "static":  # `generate` made one, which cannot be rolled back
+        model_kwargs = {name: value for name, value in model_kwargs.items() if name != "past_key_values"}
     check_target(model, input_ids, generation_config, model_kwargs)
     check_processors(logits_processor)
     drafting = drafting_config or DraftingConfig()
@@ -76,10 +80,16 @@ def decode(
     vocab_size = check_pair(pair.head, pair.draft.config if pair.draft else model.config, model.config)
     texts = Texts(input_ids, generation_config, model_kwargs)
 
-    sequences = Sequences(input_ids.to(model.device), texts.padding, generation_config.max_length)
+    running = running_of(
+        model, pair.draft, generation_config, 1 + drafting.most_nodes if drafting.reproducible else None
+    )
+    most = running.most and running.most - 1
+    sequences = Sequences(input_ids.to(model.device), texts.padding, generation_config.max_length, most)
     law = Law(logits_processor, decoding_of(generation_config, drafting.coupling), sequences, vocab_size)
     ending = Ending(stopping_criteria, streamer, sequences)
-    rules, experience = pair.rules(pair.settings(generation_config), input_ids.shape[1], len(input_ids), model)
+    rules, experience = pair.rules(
+        pair.settings(generation_config), input_ids.shape[1], len(input_ids), model, running.name
+    )
     can_branch = can_take_masks(model) and (pair.draft is None or can_take_masks(pair.draft))
     if len(input_ids) > 1 and not can_branch:
         raise ValueError(
@@ -97,16 +107,29 @@ def decode(
                 raise TypeError(f"{keyword} must be a {kind.__name__}, got {type(value).__name__}")
             given[keyword] = source
     sources = pair.sources(rules[0], drafting.sources, given)
-    scope = Scope(1, drafting.branches if can_branch else 1, drafting.max_nodes, sources, block=pair.block)
+    branches = drafting.branches if can_branch and running.width is None else 1
+    scope = Scope(1, branches, min(drafting.most_nodes, most or math.inf), sources, block=pair.block)
     taps = pair.taps(model, len(input_ids)) if "model" in sources else None
     drafter = pair.drafter(
-        law, sequences, rules[0], ending.eos, scope, generation_config, taps, lookup_store, recycling_table
+        law,
+        sequences,
+        rules[0],
+        ending.eos,
+        scope,
+        generation_config,
+        taps,
+        lookup_store,
+        recycling_table,
+        running.draft,
     )
     outputs = Outputs(len(input_ids), generation_config)
-    target = Engine(model, texts.padding_of_cache, taps)
-    unread = texts.read_first(target, sequences.room, generation_config.prefill_chunk_size)
+    target = running.target(model, texts.padding_of_cache, taps)
     listeners = [statistics.hear for statistics in active_statistics()]
-    Speculation(target, drafter, rules, law, sequences, ending, outputs, listeners, experience, scope).run(unread)
+    with running.ready(model, pair.draft):
+        unread = texts.read_first(target, sequences.room, generation_config.prefill_chunk_size)
+        Speculation(
+            target, drafter, rules, law, sequences, ending, outputs, listeners, experience, scope, running
+        ).run(unread)
     if lookup_store is not None:
         for text, padding in zip(sequences.texts, sequences.padding, strict=True):
             lookup_store.add(text[padding:])

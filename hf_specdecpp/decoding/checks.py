@@ -33,7 +33,8 @@ def check_target(model: PreTrainedModel, input_ids: Tensor, generation_config, m
     cache = model_kwargs.get("past_key_values")
     if isinstance(cache, StaticCache):
         raise ValueError(
-            "a static cache cannot be rolled back: leave cache_implementation out, or pass a DynamicCache"
+            "a static cache cannot be rolled back: ask for one of ours with cache_implementation='static', or pass a "
+            "DynamicCache"
         )
 
 

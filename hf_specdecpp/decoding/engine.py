@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ..acceptance.layer import execution_device, listening
 from .cache import Slots, growing_cache
@@ -75,33 +77,34 @@ class Engine:
         if parents is None and self.parents is None and not self.is_ragged:
             kwargs = self._padded(n)
         else:
-            rows = len(self.lengths)
-            before = chain(0, self.fresh, rows) if self.parents is None else self.parents
-            self.parents = torch.cat((before, chain(self.fresh, n, rows) if parents is None else parents), dim=-1)
+            self.parents = self._joined(n, parents)
             kwargs = self._shaped(n)
         self.fresh += n
         if keep is not None and self.keeps_logits:
             kwargs["logits_to_keep"] = torch.tensor(keep, device=self.device) if isinstance(keep, list) else keep
-        if self.taps is not None:
-            kwargs |= self.taps.asked
-        with listening() as listener:
-            outputs = self.model(
-                input_ids=tokens.to(self.device),
-                past_key_values=self.cache,
-                use_cache=True,
-                return_dict=True,
-                **kwargs,
-                **inputs,
-            )
-        if self.taps is not None:
-            self.taps.read(outputs)
-        logits, states, own = outputs.logits, listener.hidden_states, outputs.get("states")
+        outputs, states = self._run(self.model, input_ids=tokens.to(self.device), **kwargs, **inputs)
+        logits, own = outputs.logits, outputs.get("states")
         if keep is not None:
             kept = keep if isinstance(keep, list) else slice(-keep, None)
             own = None if own is None else own[:, kept]
             if not self.keeps_logits:
                 logits, states = logits[:, kept], None if states is None else states[:, kept]
         return Pass(logits, states, own)
+
+    def _run(self, model: Callable[..., ModelOutput], **inputs: Tensor) -> tuple[ModelOutput, Tensor | None]:
+        """What `model` says, and what an acceptance head reads of it."""
+        asked = {} if self.taps is None else self.taps.asked
+        with listening() as listener:
+            outputs = model(past_key_values=self.cache, use_cache=True, return_dict=True, **asked, **inputs)
+        if self.taps is not None:
+            self.taps.read(outputs)
+        return outputs, listener.hidden_states
+
+    def _joined(self, n: int, parents: Tensor | None) -> Tensor:
+        """Parents of all tokens read since the last `keep`, the `n` that come now included."""
+        rows = len(self.lengths)
+        before = chain(0, self.fresh, rows) if self.parents is None else self.parents
+        return torch.cat((before, chain(self.fresh, n, rows) if parents is None else parents), dim=-1)
 
     def keep(self, paths: list[list[int]]) -> None:
         """Adds to each text, in order, those of the tokens read since the last `keep` that its path names."""
@@ -111,12 +114,14 @@ class Engine:
             longest = max(map(len, paths))
             moved = torch.tensor([path + list(range(len(path), longest)) for path in paths])
             begin = torch.tensor(self.lengths)[:, None]
-            sources, places = begin + moved, begin + torch.arange(longest)
-            for layer in self.cache.layers:
-                layer.move(sources.to(layer.device), places.to(layer.device))
+            self._move(begin + moved, begin + torch.arange(longest))
         self.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
         self.fresh, self.parents = 0, None
         self.slots.begin = max(self.lengths, default=0)
+
+    def _move(self, sources: Tensor, places: Tensor) -> None:
+        for layer in self.cache.layers:
+            layer.move(sources.to(layer.device), places.to(layer.device))
 
     def leave(self, going: list[int]) -> None:
         """Goes on with the rows `going` alone. Says so between `keep` and `read`."""
@@ -174,21 +179,29 @@ class Engine:
 
     def _shaped(self, n: int) -> dict[str, Tensor]:
         """Keywords of a pass over trees, or in rows of different lengths."""
-        ancestors, depths = ancestry(self.parents)
-        begin, padding = torch.tensor(self.lengths)[:, None], torch.tensor(self.padding)[:, None]
-        slots = begin + torch.arange(self.parents.shape[1])
+        slots = self._slots(self.parents.shape[1])
         keys = torch.arange(int(slots.max()) + 1)
+        self.slots.begin = len(keys) - n
+        if self.is_ragged:
+            self.slots.of_rows = slots[:, -n:].to(self.device)
+        seen, queries, places = (tensor.to(self.device) for tensor in self._sight(self.parents, slots, keys, n))
+        mask = within_windows(self.windows, seen, queries, places, self.model.dtype)
+        return {"attention_mask": mask, "position_ids": queries}
+
+    def _slots(self, count: int) -> Tensor:
+        """Where the first `count` tokens since the last `keep` lie, (rows, count)."""
+        return torch.tensor(self.lengths)[:, None] + torch.arange(count)
+
+    def _sight(self, parents: Tensor, slots: Tensor, keys: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Which of the slots `keys` the last `n` tokens see, (rows, n, keys); the places of those tokens in their
+        texts, (rows, n), and of the keys, (rows, keys)."""
+        ancestors, depths = ancestry(parents)
+        begin, padding = torch.tensor(self.lengths)[:, None], torch.tensor(self.padding)[:, None]
         places = (keys - padding).expand(len(slots), -1).clone()
         places.scatter_(1, slots, begin - padding + depths)
         before = ((keys >= padding) & (keys < begin))[:, None].repeat(1, n, 1)
         seen = before.scatter(2, slots[:, None].expand(-1, n, -1), ancestors[:, -n:])
-        queries = places.gather(1, slots[:, -n:])
-        self.slots.begin = len(keys) - n
-        if self.is_ragged:
-            self.slots.of_rows = slots[:, -n:].to(self.device)
-        seen, queries, places = (tensor.to(self.device) for tensor in (seen, queries, places))
-        mask = within_windows(self.windows, seen, queries, places, self.model.dtype)
-        return {"attention_mask": mask, "position_ids": queries}
+        return seen, places.gather(1, slots[:, -n:]), places
 
 
 def chain(first: int, count: int, rows: int) -> Tensor:

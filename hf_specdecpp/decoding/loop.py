@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from .law import Law
 from .mode import no_mass
 from .outputs import Outputs
 from .sequences import Sequences
+from .static import Running
 from .verify import NOTHING, choices, recursive_rejection, walk
 
 
@@ -30,6 +31,7 @@ class Speculation:
         listeners: called with what happened in each round of each row.
         experience (`Experience`, *optional*): is told each round before the rules are.
         scope (`Scope`): what a round may be, whatever the number of rows that go on.
+        running (`Running`): how the models run.
     """
 
     target: Engine
@@ -42,8 +44,10 @@ class Speculation:
     listeners: list[Callable[[Round], None]]
     experience: Experience | None = None
     scope: Scope = ONE_TEXT
+    running: Running = field(default_factory=Running)
     draft_is_new: bool = True  # it reads the prompt in its first pass
     is_new: bool = True  # the target does so in its own
+    graphs: int = 0  # compiled before this round: one that compiles shows no costs
 
     @torch.no_grad()
     def run(self, prompt: Tensor) -> None:
@@ -72,6 +76,8 @@ class Speculation:
     def _plans(self) -> list[Plan]:
         """Of each row that goes on; rows that share a rule share its plan. Beside the prompt they plan chains."""
         rules = [self.rules[row] for row in self.sequences.going]
+        if self.is_new and self.running.width is not None:  # the prompt's pass is as wide as plain decoding's
+            return [Plan(cap=0)] * len(rules)
         scope = replace(self.scope, unread=self.drafter.unread)
         if self.is_new:
             scope = replace(scope, branches=1)
@@ -156,8 +162,9 @@ class Speculation:
     ) -> None:
         """Gives the record of the round to the rule and to whoever listens; the first row's holds the time of all."""
         is_first = draft.passes > 0 and self.draft_is_new
+        is_timed, self.graphs = self.running.graphs == self.graphs, self.running.graphs
         for number, row in enumerate(self.sequences.going):
-            reason, first = draft.stop_reasons[number], number == 0
+            reason, first = draft.stop_reasons[number], number == 0 and is_timed
             round = Round(
                 [node.token for node in draft.nodes[number]], len(paths[number]),
                 censored=reason in ("end_of_sequence", "max_length"),

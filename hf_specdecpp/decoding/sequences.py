@@ -13,12 +13,13 @@ class Sequences:
         input_ids (`torch.LongTensor` of shape `(rows, length)`): the prompts, padded on the left.
         padding (`list[int]`): for each row, how many of its first tokens are padding.
         max_length (`int`): the most tokens that a text may have.
+        most (`int`, *optional*): tokens that may be drafted in a round.
     """
 
-    def __init__(self, input_ids: Tensor, padding: list[int], max_length: int):
+    def __init__(self, input_ids: Tensor, padding: list[int], max_length: int, most: int | None = None):
         self.device, self.prompt_length, self.max_length = input_ids.device, input_ids.shape[1], max_length
         self.texts: list[list[int]] = input_ids.tolist()
-        self.padding = padding
+        self.padding, self.most = padding, most
         self.going = list(range(len(padding)))  # of the rows of the batch, those that go on
         self.room = input_ids
 
@@ -31,7 +32,8 @@ class Sequences:
 
     def rooms(self) -> list[int]:
         """How many tokens may still be drafted in each row that goes on: one place is the target's own."""
-        return [self.max_length - self.length(row) - 1 for row in self.going]
+        rooms = [self.max_length - self.length(row) - 1 for row in self.going]
+        return rooms if self.most is None else [min(room, self.most) for room in rooms]
 
     def ids(self, row: int) -> Tensor:
         """A row's text, (length,)."""

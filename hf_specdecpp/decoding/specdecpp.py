@@ -47,10 +47,10 @@ class SpecDecPP(AssistedCandidateGenerator):
         streamer (`BaseStreamer`, *optional*): only for `custom_generate`.
         target_config (`PretrainedConfig`, *optional*): the target's configuration, against which the pair is checked.
         target_model (`PreTrainedModel`, *optional*): the target. Without it a rule that measures costs begins anew.
-        drafting_config (`DraftingConfig`, *optional*), lookup_store (`LookupStore`, *optional*), recycling_table
-            (`RecyclingTable`, *optional*): only for `custom_generate`.
-        input_ids, generation_config, model_kwargs, inputs_tensor, logits_processor: what `generate` passes to a
-            candidate generator.
+        drafting_config (`DraftingConfig`, *optional*): only for `custom_generate`, as are the next two.
+        lookup_store (`LookupStore`, *optional*): texts of earlier generations.
+        recycling_table (`RecyclingTable`, *optional*): what earlier generations taught it.
+        input_ids: this and what is not named above is what `generate` passes to a candidate generator.
 
     Raises:
         TypeError: if the draft is missing or no causal language model of transformers.

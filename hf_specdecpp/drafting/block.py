@@ -22,7 +22,7 @@ class BlockDrafter(ModelDrafter):
 
     Args:
         model (`PreTrainedModel`): a `DFlashForCausalLM`.
-        args: of `ModelDrafter`.
+        args: of `ModelDrafter`, but for the engine: one pass reads texts and blocks, which have no few widths.
     """
 
     def __init__(self, model: PreTrainedModel, *args):

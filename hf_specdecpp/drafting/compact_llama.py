@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from ..decoding.packing import packs, product
+
 
 class CompactLlamaConfig(LlamaConfig):
     """A `LlamaConfig` with the number of tokens that have a row in the embedding.
@@ -62,6 +64,12 @@ class CompactOutput(nn.Module):
         logits = compact.new_full((*compact.shape[:-1], self.vocab_size), torch.finfo(compact.dtype).min)
         logits[..., self.token_ids] = compact
         return logits
+
+
+@packs(CompactOutput)
+class PackedCompactOutput(CompactOutput):
+    def compact_logits(self, hidden_states: Tensor) -> Tensor:
+        return product(self, hidden_states)
 
 
 class CompactLlamaForCausalLM(LlamaForCausalLM):

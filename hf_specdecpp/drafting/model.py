@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -52,6 +53,7 @@ class ModelDrafter:
         taps (`Taps`, *optional*): the target's states, for a draft that reads them. It then reads every token of a
             text beside those of the token before, from the second that there are states of, and what it drafts beside
             its own, which is forgotten each round.
+        engine: what makes the engine that the model runs in.
     """
 
     reach: ClassVar[float] = math.inf  # the longest path that it can draft
@@ -66,12 +68,13 @@ class ModelDrafter:
         max_context: float,
         eos: set[int],
         taps: Taps | None = None,
+        engine: Callable[[PreTrainedModel, list[int]], Engine] = Engine,
     ):
         self.law, self.sequences, self.judge, self.max_context, self.eos = law, sequences, judge, max_context, eos
         self.taps = taps
         self.needs = needs | (set(judge.config.features) if judge else set())
         self.own_vocab_size = model.config.get_text_config().vocab_size
-        self.engine = Engine(model, list(sequences.padding))
+        self.engine = engine(model, list(sequences.padding))
 
     @property
     def unread(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from transformers.utils import logging
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer, model_signature
 from ..costs.store import loaded_as, stored_calibration
 from ..decoding.checks import is_prompt_tuned
+from ..decoding.engine import Engine
 from ..decoding.law import Law
 from ..decoding.mode import Decoding
 from ..decoding.sequences import Sequences
@@ -89,21 +91,21 @@ class Pair:
         return honoured(generation_config, self.stopping_config, own).filled_from(self.head)
 
     def rules(
-        self, settings: StoppingConfig, length: int, rows: int, target: PreTrainedModel | None
+        self, settings: StoppingConfig, length: int, rows: int, target: PreTrainedModel | None, running: str = "eager"
     ) -> tuple[list[StoppingRule], Experience | None]:
         """The rules of one generation from prompts of `length` tokens, one for each of its rows or one for all.
 
         Also what the pair showed, where the rule counts seconds: the caller adds each round to it before the rule's
-        `end`.
+        `end`. `running` says how both models run, see `Running.name`.
         """
         experience = stored = None
         if settings.needs_seconds:
             experience = Experience()
             if target is not None:
-                key = (str(torch.get_num_threads()), *running_as(target))
+                key = (str(torch.get_num_threads()), running, *running_as(target))
                 key += running_as(self.draft) if self.draft else ()
                 experience = _experience.setdefault(self.draft or target, {}).setdefault(key, experience)
-                stored = stored_calibration(target, self.draft) if self.draft else None
+                stored = stored_calibration(target, self.draft, running) if self.draft else None
         rule = settings.new_rule(experience, stored and stored.at(length))
         if rule.shared:
             return [rule] * rows, experience
@@ -158,13 +160,14 @@ class Pair:
         taps: Taps | None = None,
         lookup_store: LookupStore | None = None,
         recycling_table: RecyclingTable | None = None,
+        engine: Callable[[PreTrainedModel, list[int]], Engine] = Engine,
     ) -> Drafter:
-        """What drafts for `rule` from the sources of `scope`, see `ModelDrafter` for `taps`.
+        """What drafts for `rule` from the sources of `scope`, see `ModelDrafter` for `taps` and `engine`.
 
         Raises:
             ValueError: for a store or a table of another vocabulary than the target's.
         """
-        model = self.model_drafter(law, sequences, rule, eos, taps) if "model" in scope.sources else None
+        model = self.model_drafter(law, sequences, rule, eos, taps, engine) if "model" in scope.sources else None
         if not scope.is_mixed:
             return model
         sources: list[Source] = []
@@ -187,7 +190,13 @@ class Pair:
         return Taps(layers, rows) if layers else None
 
     def model_drafter(
-        self, law: Law, sequences: Sequences, rule: StoppingRule, eos: set[int], taps: Taps | None = None
+        self,
+        law: Law,
+        sequences: Sequences,
+        rule: StoppingRule,
+        eos: set[int],
+        taps: Taps | None = None,
+        engine: Callable[[PreTrainedModel, list[int]], Engine] = Engine,
     ) -> ModelDrafter:
         """The draft at work for `rule`."""
         judge = None
@@ -200,8 +209,8 @@ class Pair:
                 f"the draft reads at most {limit} tokens, and the text may have {sequences.max_length}: beyond the "
                 "former the target decodes alone"
             )
-        drafter = BlockDrafter if isinstance(self.draft.config, DFlashConfig) else ModelDrafter
-        return drafter(self.draft, law, sequences, rule.needs, judge, limit, eos, taps)
+        shared = (self.draft, law, sequences, rule.needs, judge, limit, eos, taps)
+        return BlockDrafter(*shared) if isinstance(self.draft.config, DFlashConfig) else ModelDrafter(*shared, engine)
 
     @property
     def block(self) -> int:

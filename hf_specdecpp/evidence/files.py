@@ -11,9 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Of what is being written, and of what a killed writer left.
@@ -181,3 +184,12 @@ class Lines:
             file.write(line.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a figure in the format that its suffix names; an SVG is the same each time, and its text stays text."""
+    from matplotlib import rc_context
+
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
+        figure.savefig(path, dpi=150, metadata=metadata)

@@ -65,8 +65,9 @@ def push_head(
     Args:
         folder: where the head was saved, by `train_head` or `save_pretrained`; left as it is.
         repo_id: `user/name`; created if there is none.
-        draft, target: ids on the Hub, for a head that was trained with folders. They go into the uploaded
-            configuration, by which others find the models.
+        draft: its id on the Hub, for a head that was trained with folders. It goes into the uploaded configuration,
+            by which others find the models.
+        target: likewise.
         private: whether to hide the repository from others.
         token: an access token that may write. Without one, that of `hf auth login` or `HF_TOKEN`.
         license: of the head, an identifier that the Hub knows.

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ..acceptance import AcceptanceHeadConfig, read_head
 from ..decoding import Decoding
 from ..evidence.conditions import public, write_result
+from ..evidence.files import save_figure
 from ..evidence.replay import replay
 from ..evidence.trace import Trace, judged
 from ..stopping import CostProfile, StoppingConfig
@@ -151,7 +152,7 @@ def worth(traces: list[Trace], costs: CostProfile, mean_acceptance: float) -> di
 
 
 def plot_sweep(rows: list[dict[str, Any]], path: Path) -> None:
-    """Loss and speed of every variant, as a PNG."""
+    """Loss and speed of every variant, as a PNG or an SVG by the suffix of `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 1.5 + 0.3 * len(rows)), layout="constrained")
@@ -167,4 +168,4 @@ def plot_sweep(rows: list[dict[str, Any]], path: Path) -> None:
     for axes, key in ((left, "binary_kl"), (right, "cost_aware_speedup")):
         axes.axvline(rows[0][key], color="grey", linewidth=0.5)
         axes.grid(axis="y", alpha=0.3)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)

@@ -44,7 +44,7 @@ done
 [ -e "$RUNS/draft/metrics.json" ] ||
     python $R/distil_draft.py --target "$TARGET" --init "$RUNS/draft1" --teacher "$RUNS"/teacher "$RUNS"/teacher_{sampled,reference} \
         --learning-rate 6e-4 --max-steps 600 --output "$RUNS/draft"
-python $R/evaluate_draft.py --target "$TARGET" --draft "$RUNS/draft" --set alpaca_dev "$ALPACA_DEV" 100 --responses "$first" \
+PYTHONPATH=$R python benchmarks/training/evaluate_draft.py --target "$TARGET" --draft "$RUNS/draft" --set alpaca_dev "$ALPACA_DEV" 100 --responses "$first" \
     --output "$RESULTS/draft.json"
 
 # One head for each way of decoding, trained where the draft was not; then all rules, settings chosen on Alpaca dev.
@@ -52,14 +52,14 @@ python recipes/train_head.py $R.yaml --output "$RUNS" --set target="$TARGET" --s
     --set prompts="$RUNS/fresh.jsonl" --set unseen=null --set judge.alpaca_test="$ALPACA_TEST" \
     --set judge.gsm8k_test="$GSM8K_TEST" --set judge.humaneval_test="$HUMANEVAL"
 for mode in greedy sampling; do
-    python $R/compare_rules.py --target "$TARGET" --draft "$RUNS/draft" --head "$RUNS/$mode" --set alpaca_dev "$ALPACA_DEV" \
+    python benchmarks/rules/compare_rules.py --target "$TARGET" --draft "$RUNS/draft" --head "$RUNS/$mode" --set alpaca_dev "$ALPACA_DEV" \
         --set alpaca_test "$ALPACA_TEST" --set gsm8k_test "$GSM8K_TEST" --set humaneval "$HUMANEVAL" --count 24 \
         --traces "$RUNS/traces" --recommend --output "$RESULTS/rules-$mode.json"
 done
 
 # Token for token, on 100 prompts of each set.
 for dtype in float32 bfloat16; do
-    python $R/check_lossless.py --target "$TARGET" --draft "$RUNS/draft" --head "$RUNS/greedy" --dtype $dtype \
+    python benchmarks/lossless/check_lossless.py --target "$TARGET" --draft "$RUNS/draft" --head "$RUNS/greedy" --dtype $dtype \
         --set alpaca_test "$ALPACA_TEST" --set gsm8k_test "$GSM8K_TEST" --set humaneval "$HUMANEVAL" \
         --output "$RESULTS/lossless-$dtype.jsonl"
 done

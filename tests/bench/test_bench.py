@@ -115,7 +115,7 @@ def test_the_report_makes_tables_and_every_figure(measured, tmp_path):
     done = invoke("bench", "report", measured, "--output", tmp_path / "report")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "report" / "report.md").read_text()
-    figures = {f"pair-{n}-{k}.png" for n in ("alpaca", "mixed") for k in ("speed", "pareto", "acceptance", "length")}
+    figures = {f"pair-{n}-{k}.svg" for n in ("alpaca", "mixed") for k in ("speed", "pareto", "acceptance", "length")}
     assert {path.name for path in (tmp_path / "report").iterdir()} == {"report.md", *figures}
     assert all(f"({name})" in text for name in figures)
     assert "## alpaca, greedy" in text and "| transformers assisted, fixed 2 |" in text and "R^2" in text

@@ -205,7 +205,6 @@ def test_a_head_that_names_no_coupling_was_trained_for_rejection(target, monkeyp
         ({"stopping_config": 0.7}, "must be a StoppingConfig"),
         ({"num_beams": 2}, "num_beams=2"),
         ({"use_cache": False}, "use_cache"),
-        ({"cache_implementation": "static"}, "static cache"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
         ({"watermarking_config": SYNTHID}, "SynthIDTextWatermarkLogitsProcessor keeps state from call to call"),
         ({"logits_processor": LogitsProcessorList([GrammarProcessor()])}, "GrammarProcessor keeps state"),

@@ -78,7 +78,7 @@ def plainly(target, seed, **settings):
 def check(target, draft, config=None, drafting=None, seed=0, **settings):
     """Generates with and without speculation under one seed, and returns the rounds."""
     settings = {"max_new_tokens": 20, "eos_token_id": [2, 100]} | settings
-    kept = ("lookup_store", "recycling_table")
+    kept = ("lookup_store", "recycling_table", "cache_implementation", "compile_config", "disable_compile")
     plain, after = plainly(target, seed, **{name: value for name, value in settings.items() if name not in kept})
     with heard() as rounds:
         ours, then = seeded(

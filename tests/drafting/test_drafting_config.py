@@ -32,7 +32,6 @@ def test_it_survives_json(config):
         ({"branches": 1.5}, "whole number from 1, got 1.5"),
         ({"branches": True}, "whole number from 1, got True"),
         ({"max_nodes": 0}, "max_nodes counts tokens and must be a whole number from 1, got 0"),
-        ({"max_nodes": None}, "max_nodes counts tokens"),
         ({"coupling": "gumbel"}, "there is no coupling 'gumbel': choose one of seeded, rejection"),
     ],
 )

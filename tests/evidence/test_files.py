@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import save_file
 
 from hf_specdecpp.evidence import files
-from hf_specdecpp.evidence.files import Lines, atomically, keep_settings, write_atomically
+from hf_specdecpp.evidence.files import Lines, atomically, keep_settings, save_figure, write_atomically
 
 MODULE = files.__file__
 
@@ -191,3 +192,14 @@ def test_lines_of_unknown_settings_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^it holds lines, but not 'lines.settings.json'"):
         Lines(path, {"seed": 0}, "it holds lines")
     assert Path(path).read_text() == "{}\n"
+
+
+def test_an_svg_is_the_same_each_time_and_its_text_stays_text(tmp_path):
+    made = Figure()
+    made.subplots().plot([1, 3], label="tokens a second")
+    made.legend(loc="upper right")
+    for folder in ("first", "again"):
+        (tmp_path / folder).mkdir()
+        save_figure(made, tmp_path / folder / "speed.svg")
+    first, again = ((tmp_path / folder / "speed.svg").read_text() for folder in ("first", "again"))
+    assert first == again and ">tokens a second</text>" in first

@@ -31,6 +31,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from ...decoding.packing import packs, product
 from .borrowed import Borrowed, target_embedding
 from .config import Eagle3Config, read_config
 from .published import PublishedDraft
@@ -184,6 +185,12 @@ class DraftVocabulary(nn.Module):
             return compact
         logits = compact.new_full((*compact.shape[:-1], self.vocab_size), torch.finfo(compact.dtype).min)
         return logits.index_copy_(-1, self.token_ids, compact)
+
+
+@packs(DraftVocabulary)
+class PackedDraftVocabulary(DraftVocabulary):
+    def compact_logits(self, hidden_states: Tensor) -> Tensor:
+        return product(self, hidden_states)
 
 
 class Eagle3ForCausalLM(PublishedDraft, LlamaPreTrainedModel, GenerationMixin):

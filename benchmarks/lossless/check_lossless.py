@@ -1,0 +1,73 @@
+# /// script
+# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
+# ///
+"""Compares SpecDec++ with plain greedy decoding token for token, on many prompts of the real pair.
+
+    python benchmarks/lossless/check_lossless.py --target TARGET --draft recipes/smollm2-135m/draft \\
+        --head recipes/smollm2-135m/heads/greedy --set humaneval openai/openai_humaneval:test --dtype float32 \\
+        --output benchmarks/lossless/results/lossless-float32.jsonl
+
+One line a prompt is appended as soon as it is compared, and prompts that are there are skipped, so it can be killed
+and started again. In float32 every prompt must be equal; in bfloat16 a verification pass over several tokens rounds
+otherwise than a pass over one, so a near-tie can flip: the gap between the two logits is recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_specdecpp import SpecDecPP
+from hf_specdecpp.hub.data import load_rows, prompt_ids, prompt_text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--head", required=True)
+    parser.add_argument("--set", nargs=2, action="append", required=True, metavar=("NAME", "SOURCE"))
+    parser.add_argument("--count", type=int, default=100, help="prompts of each set")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of them, for another process")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(m, dtype=getattr(torch, args.dtype)).eval()
+        for m in (args.target, args.draft)
+    )
+    draft.load_adapter(args.head)
+    lines = [json.loads(line) for line in args.output.read_text().splitlines()] if args.output.exists() else []
+    done = {(line["set"], line["row"]) for line in lines}
+    # Round robin over the sets, so that a run cut short has seen them all.
+    work = [(n, r, row) for n, source in args.set for r, row in enumerate(load_rows(source).take(args.count))]
+    for name, number, row in sorted(work, key=lambda item: item[1]):
+        if number < args.skip or (name, number) in done:
+            continue
+        ids = torch.tensor([prompt_ids(tokenizer, prompt_text(row))])
+        settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": args.max_new_tokens, "do_sample": False}
+        plain = target.generate(ids, **settings, return_dict_in_generate=True, output_logits=True)
+        ours = target.generate(ids, **settings, assistant_model=draft, candidate_generator=SpecDecPP)[0].tolist()
+        expected = plain.sequences[0].tolist()
+        line = {"set": name, "row": number, "tokens": len(expected) - ids.shape[1], "equal": ours == expected}
+        if not line["equal"]:
+            first = next(i for i, (a, b) in enumerate(zip(expected, ours, strict=False)) if a != b)
+            top = plain.logits[first - ids.shape[1]][0].float().topk(2)
+            line |= {"first_difference": first - ids.shape[1], "logit_gap": (top.values[0] - top.values[1]).item()}
+        lines.append(line)
+        with args.output.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    for name, _ in args.set:
+        found = [line for line in lines if line["set"] == name]
+        print(f"{name}: {sum(line['equal'] for line in found)} of {len(found)} prompts equal, {args.dtype}")
+
+
+if __name__ == "__main__":
+    main()

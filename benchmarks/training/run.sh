@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# What making a head and a draft costs, and how good they are. Two hours on two CPU cores.
+#
+#   PROMPTS=prompts.jsonl ALPACA_DEV=alpaca_dev.jsonl RESPONSES=runs/smollm2-135m/first_responses.jsonl \
+#       benchmarks/training/run.sh runs/training
+#
+# PROMPTS are some that the draft never saw; RESPONSES those that it was trained on, whose held-out part is read.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+RUNS=${1:?folder for what is measured} S=benchmarks/training R=recipes/smollm2-135m
+TARGET=${TARGET:-HuggingFaceTB/SmolLM2-135M-Instruct}
+PAIR=(--target "$TARGET" --draft $R/draft)
+mkdir -p "$RUNS"
+
+python $S/label_speed.py "${PAIR[@]}" --prompts "${PROMPTS:?}" --chunks 3 --chunk-size 64 --max-new-tokens 96 --output "$RUNS/label-speed-greedy.json"
+python $S/label_memory.py --target $R/draft --draft $R/draft --prompts "$PROMPTS" --states before --output "$RUNS/label-memory.json"
+specdecpp label "${PAIR[@]}" --prompts "$PROMPTS" --limit 320 --max-new-tokens 96 --states before --states after --output "$RUNS/labels"
+for reads in before after; do
+    python $S/training_speed.py --labels "$RUNS/labels" --draft $R/draft --reads $reads --epochs 2 --limit 320 --output "$RUNS/training-speed-$reads.json"
+done
+PYTHONPATH=$R python $S/evaluate_draft.py "${PAIR[@]}" --set alpaca_dev "${ALPACA_DEV:?}" 100 --responses "${RESPONSES:?}" --output "$RUNS/draft.json"
+python recipes/train_head.py $R.yaml --output "$RUNS/heads"
