@@ -12,7 +12,7 @@ from hf_specdecpp.bench.run import Settings
 from hf_specdecpp_cli import app
 from hf_specdecpp_cli.options import Described, descriptions
 
-COMMANDS = ["chat", "demo", "bench", "label", "train", "trace", "calibrate", "push"]
+COMMANDS = ["chat", "demo", "bench", "label", "train", "trace", "calibrate", "compile", "push"]
 
 
 def test_a_docstring_is_read_argument_by_argument():
