@@ -96,16 +96,22 @@ def run_sweep(new_draft, labels, output, config, arguments, traces, costs, patie
     from hf_specdecpp.costs.store import Calibration
     from hf_specdecpp.evidence.files import write_atomically
     from hf_specdecpp.evidence.trace import read_states, read_traces
-    from hf_specdecpp.training.sweep import plot_sweep, sweep
+    from hf_specdecpp.training.sweep import plot_sweep, sweep, variants
 
     if traces is None or costs is None:
         raise ValueError("a sweep tells what heads are worth in decoding: give --traces and --costs")
     profile = next(iter(Calibration.load(costs).profiles.values()))
-    rows = sweep(
-        new_draft, labels, output, config, arguments, read_traces(traces), read_states(traces), profile, patience,
-        choices,
-        on_variant=lambda name, row: console.print(f"{name}: binary KL {row['binary_kl']:.4f}", highlight=False),
-    )  # fmt: skip
+    with progress() as shown:
+        task = shown.add_task("variants", total=len(variants(config, labels, choices)))
+
+        def told(name: str, row: dict) -> None:
+            console.print(f"{name}: binary KL {row['binary_kl']:.4f}", highlight=False)
+            shown.advance(task)
+
+        rows = sweep(
+            new_draft, labels, output, config, arguments, read_traces(traces), read_states(traces), profile, patience,
+            choices, on_variant=told,
+        )  # fmt: skip
     cells = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
     table = Table(*rows[0])
     for row in cells:

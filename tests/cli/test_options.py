@@ -12,7 +12,7 @@ from hf_specdecpp.bench.run import Settings
 from hf_specdecpp_cli import app
 from hf_specdecpp_cli.options import Described, descriptions
 
-COMMANDS = ["chat", "demo", "bench", "label", "train", "trace", "calibrate", "push"]
+COMMANDS = ["chat", "demo", "bench", "label", "train", "trace", "calibrate", "compile", "push"]
 
 
 def test_a_docstring_is_read_argument_by_argument():
@@ -50,6 +50,11 @@ def test_every_option_is_described(command):
     for parameter in typer.main.get_command(app).commands[command].params:
         if parameter.name != "help" and parameter.param_type_name == "option":
             assert parameter.help, parameter.name
+
+
+def test_a_group_does_nothing_for_its_subcommands(monkeypatch):
+    monkeypatch.setattr("hf_specdecpp_cli.bench.measure", None)
+    assert CliRunner().invoke(app, ["bench", "report", "--help"]).exit_code == 0
 
 
 def test_help_imports_no_library():
