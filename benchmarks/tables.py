@@ -54,7 +54,7 @@ def peers_intervals(result: dict[str, Any]) -> list[str]:
     rows = []
     for pair, means in result["geometric_means"].items():
         over, _, under = pair.partition(" / ")
-        if under == "plain" or over == "recommended":
+        if under == "plain" or over.endswith("recommended"):
             rows.append([label(result, over), label(result, under), ratio(means["all"])])
     equal = [
         f"{sum(found['methods'][name]['equal_to_plain'] for found in result['sets'].values())} ({label(result, name)})"
@@ -216,7 +216,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     means, sets = result["geometric_means"], [*result["sets"], "all"]
     names = [name for name in result["configuration"]["methods"] if f"{name} / plain" in means]
-    made = Figure(figsize=(9, 3.4), layout="constrained")
+    made = Figure(figsize=(9, 4), layout="constrained")
     axes = made.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     width = 0.84 / len(names)
@@ -233,12 +233,18 @@ def draw(result: dict[str, Any], path: Path) -> None:
         )
         for place, height in zip(places, heights, strict=True):
             axes.annotate(
-                f"{height:.2f}", (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=6
+                f"{height:.2f}",
+                (place, height),
+                (0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6,
+                rotation=90,
             )
     axes.axhline(1, color="#4d4d4d", linewidth=1, label="plain generate")
     axes.set_xticks(range(len(sets)), [SETS.get(name, name) for name in sets])
     axes.set(ylabel="tokens a second, times plain")
-    axes.legend(loc="upper right", fontsize="small", frameon=False, ncols=2)
+    made.legend(loc="outside upper center", fontsize="x-small", frameon=False, ncols=4)
     made.patch.set_facecolor("white")
     save_figure(made, path)
 
