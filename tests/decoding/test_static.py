@@ -238,7 +238,7 @@ class TestWhatIsKept:
 
     def test_models_go_when_nobody_else_holds_them(self):
         target = tiny_model(seed=4)
-        check(target, None, None, **ONE_ROW, **GREEDY, **EAGER)
+        target.generate(**ONE_ROW, **GREEDY, **compiled(), max_new_tokens=9, candidate_generator=SpecDecPP)
         gone = weakref.ref(target)
         del target
         gc.collect()

@@ -65,7 +65,7 @@ def test_a_kept_table_serves_beside_a_draft_unasked(target):
     table, draft = RecyclingTable(VOCAB), similar_draft(target)
     config = StoppingConfig(rule="cost-aware", settings={"uses_head": False})
     target.generate(prompt(9), **OURS, assistant_model=draft, stopping_config=config, recycling_table=table)
-    assert "0 of" not in repr(table)
+    assert "(0 of" not in repr(table)
 
 
 def test_the_store_holds_no_more_than_it_was_told():
