@@ -142,7 +142,10 @@ def lossless(rows: list[dict[str, Any]]) -> list[str]:
     """How many outputs equal plain decoding's."""
     prompts, equal = Counter(row["set"] for row in rows), Counter(row["set"] for row in rows if row["equal"])
     lines = [[SETS.get(name, name), f"{equal[name]} of {prompts[name]}"] for name in prompts]
-    return [*markdown(("set", "outputs equal to plain decoding's"), lines), "", "Greedy, float32"]
+    first = rows[0]
+    about = f"{'Sampling under one seed' if first.get('sample') else 'Greedy'}, {first.get('dtype', 'float32')}"
+    about += ", both in passes of one width" if first.get("reproducible") else ""
+    return [*markdown(("set", "outputs equal to plain decoding's"), lines), "", about]
 
 
 def heads(result: dict[str, Any]) -> list[str]:

@@ -288,6 +288,11 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     run(*check, "--count", 3)
     assert [json.loads(line)["equal"] for line in lossless.read_text().splitlines()] == [True] * 3
     assert "p: 3 of 3 prompts equal, float32" in capsys.readouterr().out
+    one_width = ("--dtype", "bfloat16", "--reproducible", "--sample", "--output", tmp_path / "one-width.jsonl")
+    run(*check[:-2], *one_width, "--count", 2)
+    assert "p: 2 of 2 prompts equal, bfloat16" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "one-width.jsonl").read_text().splitlines()]
+    assert all(line["reproducible"] and line["sample"] and len(line["seconds"]) == 2 for line in lines)
 
 
 def test_the_list_of_unseen_prompts_names_each_once():

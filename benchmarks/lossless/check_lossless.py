@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
-"""Compares SpecDec++ with plain greedy decoding token for token, on many prompts of the real pair.
+"""Compares SpecDec++ with plain decoding token for token, on many prompts of the real pair.
 
     python benchmarks/lossless/check_lossless.py --target TARGET --draft recipes/smollm2-135m/draft \\
         --head recipes/smollm2-135m/heads/greedy --set humaneval openai/openai_humaneval:test --dtype float32 \\
@@ -9,19 +9,22 @@
 
 One line a prompt is appended as soon as it is compared, and prompts that are there are skipped, so it can be killed
 and started again. In float32 every prompt must be equal; in bfloat16 a verification pass over several tokens rounds
-otherwise than a pass over one, so a near-tie can flip: the gap between the two logits is recorded.
+otherwise than a pass over one, so a near-tie can flip: the gap between the two logits is recorded. With
+`--reproducible` both decode in passes of one width, plain decoding as the rule that never drafts, and every prompt
+must be equal in bfloat16 too; with `--sample` both sample under the same seed. Seconds are those of either.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_specdecpp import SpecDecPP
+from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig
 from hf_specdecpp.hub.data import load_rows, prompt_ids, prompt_text
 
 
@@ -35,6 +38,8 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of them, for another process")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--reproducible", action="store_true", help="passes of one width")
+    parser.add_argument("--sample", action="store_true", help="temperature 1, top-k 50, a seed a prompt")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
@@ -52,21 +57,33 @@ def main() -> None:
         if number < args.skip or (name, number) in done:
             continue
         ids = torch.tensor([prompt_ids(tokenizer, prompt_text(row))])
-        settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": args.max_new_tokens, "do_sample": False}
-        plain = target.generate(ids, **settings, return_dict_in_generate=True, output_logits=True)
-        ours = target.generate(ids, **settings, assistant_model=draft, candidate_generator=SpecDecPP)[0].tolist()
+        settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": args.max_new_tokens}
+        settings |= {"do_sample": True, "temperature": 1.0, "top_k": 50} if args.sample else {"do_sample": False}
+        ours = {"assistant_model": draft, "candidate_generator": SpecDecPP}
+        theirs = {}
+        if args.reproducible:
+            ours["drafting_config"] = DraftingConfig(reproducible=True)
+            theirs = ours | {"stopping_config": StoppingConfig(rule="fixed", settings={"length": 0})}
+        outputs, seconds = [], []
+        for given in (theirs | {"return_dict_in_generate": True, "output_logits": True}, ours):
+            torch.manual_seed(number)
+            begin = time.perf_counter()
+            outputs.append(target.generate(ids, **settings, **given))
+            seconds.append(time.perf_counter() - begin)
+        plain, found = outputs[0], outputs[1][0].tolist()
         expected = plain.sequences[0].tolist()
-        line = {"set": name, "row": number, "tokens": len(expected) - ids.shape[1], "equal": ours == expected}
+        line = {"set": name, "row": number, "tokens": len(expected) - ids.shape[1], "equal": found == expected}
+        line |= {"dtype": args.dtype, "reproducible": args.reproducible, "sample": args.sample, "seconds": seconds}
         if not line["equal"]:
-            first = next(i for i, (a, b) in enumerate(zip(expected, ours, strict=False)) if a != b)
+            first = next(i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b)
             top = plain.logits[first - ids.shape[1]][0].float().topk(2)
             line |= {"first_difference": first - ids.shape[1], "logit_gap": (top.values[0] - top.values[1]).item()}
         lines.append(line)
         with args.output.open("a") as file:
             file.write(json.dumps(line) + "\n")
     for name, _ in args.set:
-        found = [line for line in lines if line["set"] == name]
-        print(f"{name}: {sum(line['equal'] for line in found)} of {len(found)} prompts equal, {args.dtype}")
+        own = [line for line in lines if line["set"] == name]
+        print(f"{name}: {sum(line['equal'] for line in own)} of {len(own)} prompts equal, {args.dtype}")
 
 
 if __name__ == "__main__":
