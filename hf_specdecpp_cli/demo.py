@@ -34,7 +34,8 @@ def demo(
     settings = Settings(
         target, draft, head, ["mixed"], list(QUICK), sample, count, repeats, max_new_tokens, dtype, traced=2,
         minutes=2.0, **loading(device_map, attention, quantization),
-    )  # fmt: skip
+    ).filled()  # fmt: skip
+    console.print(f"target: {settings.target}", highlight=False, soft_wrap=True)
     with tempfile.TemporaryDirectory() as folder:
         measure(settings, Path(folder) / "result.json", lambda *ready: stream(prompt, *ready))
 

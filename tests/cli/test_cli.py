@@ -78,6 +78,7 @@ def test_the_demo_streams_an_answer_and_compares_the_methods(pair):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     answer, table = result.output.split("mixed", 1)
+    assert answer.startswith(f"target: {pair / 'target'}")
     assert "Why?" in answer and "that were tried" in answer and "x plain decoding, by its measured" in answer
     for method in ("plain generate", "assisted, default", "SpecDec++"):
         assert method in table
