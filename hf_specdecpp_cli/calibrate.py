@@ -49,15 +49,13 @@ def calibrate(
     from hf_specdecpp.costs.measure import calibrate as measure
     from hf_specdecpp.costs.measure import plot
     from hf_specdecpp.costs.store import pair_identity, stored_calibration, stored_path
-    from hf_specdecpp.hub.loading import load_head, load_pair
+    from hf_specdecpp.hub.loading import load_pair
 
     running = running_asked(static, compiled)
     table = Table("dtype", "context", "draft, ms", *(f"verify {n}, ms" for n in (1, 2, 4, 8)), "draft / step")
     found = {}
     for name in dtype:
-        models = load_pair(target, draft, name, **loading(device_map, attention, quantization))
-        if head:
-            load_head(models[1], head)
+        models = load_pair(target, draft, name, **loading(device_map, attention, quantization), head=head)
         path = stored_path(pair_identity(*models, running))
         before = None if force else stored_calibration(*models, running)
         if before is not None:

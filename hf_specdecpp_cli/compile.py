@@ -35,31 +35,30 @@ def compile(
     """Compile a pair's passes now: what the compiler keeps on disk, later processes find there."""
     import time
 
-    from hf_specdecpp.costs.warm import running_for, warm
+    from hf_specdecpp.costs.warm import rooms, warm
     from hf_specdecpp.decoding.static import WIDTHS
-    from hf_specdecpp.hub.loading import load_head, load_model, load_pair
+    from hf_specdecpp.hub.loading import load_model, load_pair
 
+    if head and not draft:
+        raise ValueError("--head is of a draft: give --draft too, or leave --head out")
     choices = loading(device_map, attention, quantization)
-    target_model, draft_model = (
-        load_pair(target, draft, dtype, **choices) if draft else (load_model(target, dtype, **choices), None)
+    models = (
+        load_pair(target, draft, dtype, **choices, head=head)
+        if draft
+        else (load_model(target, dtype, **choices), None)
     )
-    if head:
-        load_head(draft_model, head)
-    rooms = {}
-    for longest in length:
-        running = running_for("compiled", target_model, draft_model, longest)
-        rooms.setdefault(running.room, running)
+    asked = rooms("compiled", *models, length)
     begun = time.monotonic()
     with progress() as shown:
-        count = len(WIDTHS) * (1 + (draft_model is not None)) * len(rooms) * len(rows)
+        count = len(WIDTHS) * (2 if draft else 1) * len(asked) * len(rows)
         task = shown.add_task("compiling", total=count)
-        for room, running in rooms.items():
+        for running in asked:
             for number in rows:
-                describe = f"{room} slots, {number} {'text' if number == 1 else 'texts'}"
+                describe = f"{running.room} slots, {number} {'text' if number == 1 else 'texts'}"
 
                 def done(model: str, width: int, describe: str = describe) -> None:
                     shown.update(task, advance=1, description=f"{model}, {width} tokens a pass, {describe}")
 
-                warm(running, target_model, draft_model, number, done)
-    made = sum(running.graphs for running in rooms.values())
+                warm(running, *models, number, done)
+    made = sum(running.graphs for running in asked)
     console.print(f"{made} graphs in {time.monotonic() - begun:.0f} s")

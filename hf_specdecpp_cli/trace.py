@@ -47,13 +47,11 @@ def trace(
     from hf_specdecpp.decoding import Decoding
     from hf_specdecpp.evidence.trace import record_traces
     from hf_specdecpp.hub.data import load_rows, prompt_ids, prompt_text
-    from hf_specdecpp.hub.loading import load_head, load_pair, load_tokenizer
+    from hf_specdecpp.hub.loading import load_pair, load_tokenizer
 
     if states and not head:
         raise ValueError("hidden states are kept where a head reads them: give --head, any head of this draft")
-    models = load_pair(target, draft, dtype, **loading(device_map, attention, quantization))
-    if head:
-        load_head(models[1], head)
+    models = load_pair(target, draft, dtype, **loading(device_map, attention, quantization), head=head)
     tokenizer = load_tokenizer(target)
     rows = load_rows(prompts)
     ids = [prompt_ids(tokenizer, prompt_text(row)) for row in rows.take(min(limit or len(rows), len(rows)))]

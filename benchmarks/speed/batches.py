@@ -24,7 +24,7 @@ from hf_specdecpp.bench.sets import load_prompts
 from hf_specdecpp.bench.summary import interval
 from hf_specdecpp.evidence.conditions import write_result
 from hf_specdecpp.hub.data import prompt_ids
-from hf_specdecpp.hub.loading import load_head, load_pair, load_tokenizer
+from hf_specdecpp.hub.loading import load_pair, load_tokenizer
 
 
 def main() -> None:
@@ -40,9 +40,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
-    target, draft = load_pair(args.target, args.draft, args.dtype)
-    if args.head:
-        load_head(draft, args.head)
+    target, draft = load_pair(args.target, args.draft, args.dtype, head=args.head)
     tokenizer = load_tokenizer(args.target)
     ours = {"assistant_model": draft, "candidate_generator": SpecDecPP}
     rows = []

@@ -38,11 +38,11 @@ from hf_specdecpp.bench.methods import Method, new_method
 from hf_specdecpp.bench.run import Settings, described, summarise_set
 from hf_specdecpp.bench.sets import load_prompts
 from hf_specdecpp.costs.store import stored_calibration
-from hf_specdecpp.costs.warm import running_for, warm
+from hf_specdecpp.costs.warm import rooms, warm
 from hf_specdecpp.evidence.conditions import conditions, installed, write_result
 from hf_specdecpp.evidence.statistics import GenerationStatistics
 from hf_specdecpp.hub.data import prompt_ids
-from hf_specdecpp.hub.loading import load_head, load_model, load_pair, load_tokenizer
+from hf_specdecpp.hub.loading import load_model, load_pair, load_tokenizer
 
 METHODS = [
     "plain", "compiled", "lookup", "assisted", "flashspec", "text", "recommended", "compiled:fixed=0", "compiled:text",
@@ -157,10 +157,8 @@ def main() -> None:
     ).filled()  # fmt: skip
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    target, draft = load_pair(settings.target, settings.draft, settings.dtype)
+    target, draft = load_pair(settings.target, settings.draft, settings.dtype, head=settings.head)
     headless = load_model(settings.draft, settings.dtype)
-    if settings.head:
-        load_head(draft, settings.head)
     tokenizer = load_tokenizer(settings.target)
     prompts = {}
     for named in settings.sets:
@@ -184,9 +182,7 @@ def main() -> None:
             raise ValueError(f"{method.name} does not run here: {reason}")
     if any(name.startswith("compiled:") for name in settings.methods):
         lengths = {ids.shape[1] + settings.max_new_tokens for found in prompts.values() for ids in found}
-        for running in {
-            run.room: run for run in (running_for("compiled", target, draft, n) for n in lengths)
-        }.values():
+        for running in rooms("compiled", target, draft, lengths):
             for drafting in (draft, headless):
                 warm(running, target, drafting)
 

@@ -17,8 +17,10 @@ mkdir -p "$RUNS"
 
 # Beside prompt lookup, assisted generation and flashspec, in an environment of its own.
 [ -e "$RUNS/peers/bin/python" ] || { python -m venv "$RUNS/peers" && "$RUNS/peers/bin/pip" install -c constraints.txt flashspec==0.3.1 -e .; }
-"$RUNS/peers/bin/python" $S/peers.py --target "$TARGET" "${THREE[@]}" --set "$MT_BENCH" --set "$SUMMARIES" --count 12 --repeats 0 \
-    --output "$RUNS/peers-greedy.json"
+peers() { "$RUNS/peers/bin/python" $S/peers.py --target "$TARGET" --count 12 --repeats 0 --max-new-tokens 64 "$@"; }
+peers "${THREE[@]}" --set "$MT_BENCH" --output "$RUNS/compiled-greedy.json"
+eager=(); for m in plain lookup assisted flashspec text recommended; do eager+=(--method $m); done
+peers "${THREE[@]}" --set "$MT_BENCH" --set "$SUMMARIES" "${eager[@]}" --output "$RUNS/peers-greedy.json"
 
 python $S/batches.py "${PAIR[@]}" --prompts "$ALPACA" --prompts "$GSM8K" --batches 3 --output "$RUNS/batches-greedy.json"
 
@@ -28,7 +30,7 @@ specdecpp bench "${THREE[@]}" "${parts[@]}" --count 24 --repeats 0 --output "$RU
 specdecpp bench "${THREE[@]}" --method assisted --method assisted=1 --method lookup --method recommended --method specdec++ \
     --count 12 --repeats 0 --sample --output "$RUNS/bench-sampling.json"
 compiled=(); for m in plain compiled assisted lookup recommended compiled:fixed=0 compiled:recommended; do compiled+=(--method $m); done
-specdecpp bench "${THREE[@]}" "${compiled[@]}" --count 12 --repeats 0 --sample --output "$RUNS/compiled-sampling.json"
+specdecpp bench --set "$ALPACA" --set "$GSM8K" "${compiled[@]}" --count 8 --repeats 0 --sample --output "$RUNS/compiled-sampling.json"
 specdecpp bench report "$RUNS/loop-greedy.json" "$RUNS/bench-sampling.json" --output "$RUNS/bench"
 
 python $S/context_length.py "${PAIR[@]}" --prompts "$CHAT" --output "$RUNS/context-length.json"

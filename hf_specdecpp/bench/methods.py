@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from transformers import CompileConfig, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from ..decoding.specdecpp import SpecDecPP
@@ -164,9 +164,8 @@ def unknown_method(name: str) -> ValueError:
 
 def compiled(backend: str = "inductor") -> Method:
     """Plain decoding with `torch.compile`, which transformers leaves out on a CPU unless told otherwise."""
-    config = CompileConfig(backend=backend)
-    config._compile_all_devices = True
-    keywords = {"cache_implementation": "static", "compile_config": config}
+    keywords = keywords_of("compiled")
+    keywords["compile_config"].backend = backend
     if hasattr(GenerationConfig(), "max_cache_len"):  # else each length of text has a graph of its own
         keywords["max_cache_len"] = 512
     return Method("compiled", "plain generate, compiled", keywords)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..costs.measure import calibrate
 from ..costs.store import Calibration
-from ..costs.warm import running_for, warm
+from ..costs.warm import rooms, warm
 from ..decoding import Decoding
 from ..drafting.pair import check_pair
 from ..evidence.conditions import conditions, public
@@ -24,7 +24,7 @@ from ..evidence.files import write_atomically
 from ..evidence.trace import read_traces, record_traces
 from ..hub.data import prompt_ids
 from ..hub.demo_pair import DRAFT, HEADS, demo_target, shipped
-from ..hub.loading import load_head, load_pair, load_tokenizer
+from ..hub.loading import load_pair, load_tokenizer
 from .measure import Bench, Row, measure, obstacle, resume
 from .methods import KINDS, active_head, new_method, recommendation, running_of_method, unknown_method
 from .sets import load_prompts
@@ -46,7 +46,7 @@ class Settings:
             a JSONL file or a dataset on the Hub, see `load_prompts`.
         methods (`list[str]`): ways to decode: plain, compiled, assisted, assisted=K, lookup; recommended (SpecDec++),
             text (without a draft), model, chain or tree (from the draft alone), transformers-loop; a rule,
-            RULE=THRESHOLD or fixed=K, see `new_method`.
+            RULE=THRESHOLD or fixed=K; ours behind static: or compiled: too, see `new_method`.
         sample (`bool`): sample (temperature 1, top-k 50) instead of greedy decoding.
         count (`int`): prompts of each set.
         repeats (`int`): timed runs of every method on every prompt, after one that counts; 0 times that one.
@@ -92,10 +92,9 @@ class Settings:
 def load(settings: Settings) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
     """Target, draft with its head, and tokenizer, of filled settings; the pair fits."""
     target, draft = load_pair(
-        settings.target, settings.draft, settings.dtype, settings.device_map, settings.attention, settings.quantization
-    )
-    if settings.head:
-        load_head(draft, settings.head)
+        settings.target, settings.draft, settings.dtype, settings.device_map, settings.attention,
+        settings.quantization, settings.head,
+    )  # fmt: skip
     check_pair(active_head(draft), draft.config, target.config)
     return target, draft, load_tokenizer(settings.target)
 
@@ -144,8 +143,7 @@ def run_bench(
     on_begin("costs", len(ways))
     calibrations = {}
     for running in ways:
-        for length in {lengths[0], lengths[-1], context} if running == "compiled" else ():
-            room = running_for(running, target, draft, length + settings.max_new_tokens)
+        for room in rooms(running, target, draft, [length + settings.max_new_tokens for length in lengths]):
             warm(room, target, draft)
         costs_file = output.with_suffix(".costs.json" if running == "eager" else f".costs-{running}.json")
         if not costs_file.exists():  # measured once: rules that know them must not change within a run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ def running_for(running: str, target: PreTrainedModel, draft: PreTrainedModel | 
     """How a pair runs texts of up to `length` tokens, see `keywords_of`."""
     config = GenerationConfig(max_length=length, **keywords_of(running))
     return running_of(target, draft, config)
+
+
+def rooms(
+    running: str, target: PreTrainedModel, draft: PreTrainedModel | None, lengths: Iterable[int]
+) -> list[Running]:
+    """How a pair runs texts of up to each of `lengths` tokens, once for each room if it is compiled; else nothing."""
+    asked = [running_for(running, target, draft, length) for length in lengths] if running == "compiled" else []
+    return list({each.room: each for each in asked}.values())
 
 
 @torch.no_grad()

@@ -188,9 +188,9 @@ class Engine:
         mask = within_windows(self.windows, seen, queries, places, self.model.dtype)
         return {"attention_mask": mask, "position_ids": queries}
 
-    def _slots(self, count: int) -> Tensor:
-        """Where the first `count` tokens since the last `keep` lie, (rows, count)."""
-        return torch.tensor(self.lengths)[:, None] + torch.arange(count)
+    def _slots(self, end: int, begin: int = 0) -> Tensor:
+        """Where the tokens `begin` to `end` of those since the last `keep` lie, (rows, end - begin)."""
+        return torch.tensor(self.lengths)[:, None] + torch.arange(begin, end)
 
     def _sight(self, parents: Tensor, slots: Tensor, keys: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
         """Which of the slots `keys` the last `n` tokens see, (rows, n, keys); the places of those tokens in their

@@ -66,17 +66,22 @@ class Running:
 
     def target(self, model: PreTrainedModel, padding: list[int], taps: Taps | None = None) -> Engine:
         """What the target runs in."""
-        return self._engine(model, padding, taps, (self.width,) if self.width else WIDTHS)
+        return self._engine(model, padding, taps, (self.width,) if self.width else self._compiled_widths)
 
     def draft(self, model: PreTrainedModel, padding: list[int]) -> Engine:
         """What the draft runs in; how wide its passes are changes no output."""
-        return self._engine(model, padding, None, WIDTHS)
+        return self._engine(model, padding, None, self._compiled_widths)
 
-    def _engine(self, model: PreTrainedModel, padding: list[int], taps: Taps | None, widths: tuple[int, ...]):
+    @property
+    def _compiled_widths(self) -> tuple[int, ...]:
+        return WIDTHS if self.compiled else ()
+
+    def _engine(
+        self, model: PreTrainedModel, padding: list[int], taps: Taps | None, widths: tuple[int, ...]
+    ) -> Engine:
         if not self.room or not can_take_masks(model):
             return Engine(model, padding, taps)
-        fixed = self.compiled or widths == (self.width,)
-        self.engines.append(StaticEngine(model, padding, taps, self, widths if fixed else ()))
+        self.engines.append(StaticEngine(model, padding, taps, self, widths))
         return self.engines[-1]
 
     @contextmanager
@@ -217,7 +222,7 @@ class StaticEngine(Engine):
         slots, keys = self._slots(padded.shape[1]), torch.arange(self.running.room)
         seen, queries, places = self._sight(padded, slots, keys, width)
         # No part of `slots`: strides are compiled in too.
-        newest = torch.tensor(self.lengths)[:, None] + torch.arange(padded.shape[1] - width, padded.shape[1])
+        newest = self._slots(padded.shape[1], padded.shape[1] - width)
         self.slots.fixed = self._of_all(newest).to(self.device)
         seen, queries, places = (self._of_all(x).to(self.device) for x in (seen, queries, places))
         mask = within_windows(self.windows, seen, queries, places, self.model.dtype)

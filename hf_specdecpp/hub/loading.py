@@ -168,12 +168,20 @@ def load_pair(
     device_map: str | dict | None = None,
     attention: str | None = None,
     quantization: dict[str, Any] | None = None,
+    head: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Target and draft, see `load_model`; `device_map` and `quantization` are for the target, which may be large."""
+    """Target and draft, see `load_model`; `device_map` and `quantization` are for the target, which may be large.
+
+    Args:
+        head (`str`, *optional*): of the draft, see `load_head`.
+    """
     model = load_model(target, dtype, device_map, attention, quantization)
     asked = {} if attention is None else {"attn_implementation": attention}
     with loaded_by(draft, {"dtype": dtype, **asked}):
-        return model, load_draft(draft, model, dtype=DTYPES[dtype], **asked)
+        loaded = load_draft(draft, model, dtype=DTYPES[dtype], **asked)
+    if head:
+        load_head(loaded, head)
+    return model, loaded
 
 
 def load_config(name: str) -> PreTrainedConfig:
