@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..decoding.masks import windows, within_windows
 from .config import AcceptanceHeadConfig, model_signature
 from .head import AcceptanceHead
 from .layer import AcceptanceHeadLayer, acceptance_layer, execution_device
@@ -21,21 +22,13 @@ from .layer import AcceptanceHeadLayer, acceptance_layer, execution_device
 def states_at(model: PreTrainedModel, places: Tensor, attention_mask: Tensor, **inputs: Tensor) -> Tensor:
     """Last hidden states of a pass of the decoder, at `places`, (batch, tokens) -> (batch, tokens, hidden_size).
 
-    A mask of four dimensions is boolean, true where attention is allowed.
-
-    Raises:
-        ValueError: for such a mask over more tokens than the sliding window of a layer.
+    A mask of three dimensions, (batch, tokens, tokens), is boolean: true where a token may see another, windows aside.
     """
-    if attention_mask.ndim == 4:  # one mask for all layers; eager attention adds it
-        window = getattr(model.config.get_text_config(), "sliding_window", None)
-        if window is not None and attention_mask.shape[-1] > window:
-            raise ValueError(
-                f"the draft's layers see {window} tokens, fewer than the {attention_mask.shape[-1]} of a response and "
-                'its branches: train a head that reads the state "before" a token'
-            )
-        least = torch.finfo(model.dtype).min
-        attention_mask = torch.zeros_like(attention_mask, dtype=model.dtype).masked_fill_(~attention_mask, least)
-    states = model.get_decoder()(attention_mask=attention_mask, use_cache=False, **inputs).last_hidden_state
+    mask: Tensor | dict[str, Tensor] = attention_mask
+    if attention_mask.ndim == 3:
+        known, positions = windows(model.config) or {"full_attention": None}, inputs["position_ids"]
+        mask = within_windows(known, attention_mask, positions, positions, model.dtype)
+    states = model.get_decoder()(attention_mask=mask, use_cache=False, **inputs).last_hidden_state
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
 
 

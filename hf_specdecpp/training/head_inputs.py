@@ -2,7 +2,7 @@
 
 `"before"` a token the draft has read the accepted prefix, so one pass over the response yields the states of all its
 positions. `"after"` it, the token itself ends that prefix: each drawn token becomes a branch of its own, which sees
-the prompt, the response before it, and itself, in one pass with a mask of four dimensions.
+the prompt, the response before it, and itself, in one pass with a mask of its own.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class HeadInputs:
         trunk = padded(branch_of, 0) == -1
         before = position_ids[:, None, :] < position_ids[:, :, None]
         seen = (trunk & mask)[:, None, :] & before | torch.eye(input_ids.shape[1], dtype=torch.bool)
-        return batch | {"attention_mask": seen[:, None]}
+        return batch | {"attention_mask": seen}
 
 
 def add_states(draft: PreTrainedModel, rows: list[dict], inputs: HeadInputs) -> None:
