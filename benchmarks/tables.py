@@ -159,6 +159,24 @@ def heads(result: dict[str, Any]) -> list[str]:
     return [*markdown(("binary KL, nats", *predictors), rows), "", f"Held-out sets; {setting(result)}"]
 
 
+def drafts(result: dict[str, Any]) -> list[str]:
+    """How often drafts agree with the target, by position."""
+    rows = [
+        [
+            SETS.get(name, name),
+            draft,
+            " ".join(f"{share:.3f}" for share in found["match"]),
+            f"{found['first_four']:.3f}",
+            f"{found['overlap'][0]:.3f}",
+            f"{found['tokens']:,}",
+        ]
+        for name, of_set in result["sets"].items()
+        for draft, found in of_set.items()
+    ]
+    columns = ("set", "draft", "match, positions 1 to 5", "first four", "sum min(p, q)", "tokens")
+    return [*markdown(columns, rows), "", setting(result)]
+
+
 def label(result: dict[str, Any], method: str) -> str:
     name = next(iter(result["sets"].values()))["methods"][method]["label"]
     return f"**{name}**" if method.endswith("recommended") else name
@@ -190,7 +208,8 @@ def setting(result: dict[str, Any]) -> str:
 
 
 KINDS = {
-    kind.__name__: kind for kind in (peers, peers_intervals, bench, batches, contexts, rules, trees, lossless, heads)
+    kind.__name__: kind
+    for kind in (peers, peers_intervals, bench, batches, contexts, rules, trees, lossless, drafts, heads)
 }
 
 

@@ -82,7 +82,7 @@ def measure(settings: Settings, output: Path, on_ready: Callable[..., None] | No
     """
     from rich.table import Table
 
-    from hf_specdecpp.bench.report import COLUMNS, cells
+    from hf_specdecpp.bench.report import COLUMNS, cells, obstacles
     from hf_specdecpp.bench.run import run_bench
     from hf_specdecpp.bench.verdict import verdict
 
@@ -103,8 +103,8 @@ def measure(settings: Settings, output: Path, on_ready: Callable[..., None] | No
         for row in cells(found, settings.sample):
             table.add_row(*row[:1], *row[2:-3])
         console.print(table)
-    for name, reason in result["unavailable"].items():
-        console.print(f"{name} is not available here: {reason}", highlight=False, soft_wrap=True)
+    for sentence in obstacles(result["unavailable"]):
+        console.print(sentence, highlight=False, soft_wrap=True)
     console.print(f"\n{verdict(result)}", highlight=False, soft_wrap=True)
 
 

@@ -1,110 +1,97 @@
 # /// script
-# dependencies = ["hf_specdecpp[demo] @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
+# dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
-"""How often the draft agrees with the target, on the target's own responses and on responses only.
+"""How often drafts agree with the target by position, on the target's own responses; drafts of every kind that chain.
 
-    PYTHONPATH=recipes/smollm2-135m python benchmarks/training/evaluate_draft.py --target TARGET \\
-        --draft recipes/smollm2-135m/draft --set alpaca_dev alpaca_dev.jsonl 150 --responses responses.jsonl \\
-        --output benchmarks/training/results/draft.json
+    python benchmarks/training/evaluate_draft.py --target TARGET --draft recipes/smollm2-135m/draft --draft OTHER \\
+        --responses alpaca-dev=responses.jsonl --output benchmarks/training/results/DATE-drafts.json
 
-`--set NAME SOURCE COUNT` lets the target answer the first COUNT prompts of a Hub dataset or file, sampling at
-temperature 1 with top-k 50 and, as a second set, greedily. `--responses` adds the held-out rows (every 32nd prompt) of
-the file that the draft was trained on. Reported: the share of positions where both models' likeliest tokens agree, and
-the mean of sum_v min(p_v, q_v), the expected acceptance when sampling, at temperature 1 with and without top-k 50.
+Responses are JSONL as `recipes/smollm2-135m/sample_responses.py` makes them, of prompts that no draft was trained on.
+A draft begins at every token of a response but the first, which a draft that reads its target cannot say. `match`: the
+share of positions where draft and target have the same likeliest token, of those where the draft would have said the
+tokens of the text since it began; `overlap`: the mean of `sum_v min(p_v, q_v)` behind the text's own tokens;
+`first_four`: how often the target's likeliest token is among the draft's first four, at the first position.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from pathlib import Path
 
 import torch
-from cache_teacher import held_out, read_sequences
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import PreTrainedModel
 
-import hf_specdecpp  # noqa: F401 (the shipped draft is a model class of ours)
-from hf_specdecpp.decoding import Decoding
-from hf_specdecpp.hub.data import load_rows, prompt_ids, prompt_text
-from hf_specdecpp.training.labels import predictions
-from hf_specdecpp.training.responses import generate_responses
+from hf_specdecpp.decoding.taps import read_whole
+from hf_specdecpp.drafting.informed.config import layers_read
+from hf_specdecpp.evidence.conditions import public, write_result
+from hf_specdecpp.evidence.trace import Branches
+from hf_specdecpp.hub.loading import DTYPES, load_draft, load_model, load_tokenizer
+from hf_specdecpp.training.informed_draft import Text, read_responses
 
-SAMPLING = Decoding(do_sample=True, temperature=1.0, top_k=50)
+POSITIONS = 5
 
 
 @torch.inference_mode()
-def agreement(target, draft, pairs: list[tuple[list[int], list[int]]]) -> dict[str, float]:
-    """Over (prompt, response) pairs of token ids."""
-    sums, positions = torch.zeros(3, dtype=torch.double), 0
-    for prompt, response in pairs:
-        ids = torch.tensor([prompt + response])
-        p, q = (predictions(m, ids, len(prompt))[0].float() for m in (target, draft))
-        warped = [SAMPLING.processed(x).softmax(-1) for x in (p, q)]
-        overlaps = [torch.minimum(a, b).sum() for a, b in ((p.softmax(-1), q.softmax(-1)), warped)]
-        sums += torch.stack([(p.argmax(-1) == q.argmax(-1)).sum(), *overlaps]).double()
-        positions += len(response)
-    names = ("greedy_match", "overlap", "overlap_top_k_50")
-    return dict(zip(names, (sums / positions).tolist(), strict=True)) | {"tokens": positions, "responses": len(pairs)}
-
-
-def step_milliseconds(model, width: int = 1, context: int = 150, steps: int = 60) -> float:
-    """Median time of a forward pass over `width` tokens after `context` tokens, batch size 1."""
-    ids = torch.randint(5, 200, (1, context), generator=torch.Generator().manual_seed(0))
-    times = []
-    with torch.inference_mode():
-        cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
-        for _ in range(steps):
-            start = time.perf_counter()
-            model(ids[:, :width], past_key_values=cache, use_cache=True).logits.argmax(-1).tolist()
-            times.append(time.perf_counter() - start)
-            cache.crop(-width)
-    return 1000 * torch.tensor(times).median().item()
+def judge(target: PreTrainedModel, draft: PreTrainedModel, texts: list[Text]) -> dict:
+    counts, first_four = torch.zeros(4, POSITIONS, dtype=torch.double), 0
+    vocab_size = min(target.config.get_text_config().vocab_size, draft.config.vocab_size)
+    layers = layers_read(draft.config, target.config)
+    for text in texts:
+        ids = torch.tensor([text.ids], device=target.device)
+        begins = torch.arange(text.response + 1, len(text.ids), device=target.device)
+        if not len(begins):
+            continue
+        if layers:
+            logits, taps = read_whole(target, ids, layers)
+        else:
+            logits, taps = target(ids).logits, None
+        p = logits[0, :, :vocab_size].float().softmax(-1)
+        best = p.argmax(-1)
+        branches = Branches(draft, ids[:, :-1], vocab_size, None if taps is None else taps[:, :-1])
+        going = torch.ones_like(begins, dtype=torch.bool)
+        said, _ = branches.begin(begins)
+        for position in range(POSITIONS):
+            at = begins + position
+            inside = at < len(text.ids)
+            at = at.clamp(max=len(text.ids) - 1)
+            own, overlap = said.argmax(-1), torch.minimum(said.softmax(-1), p[at - 1]).sum(-1)
+            judged = inside & going
+            right = judged & (own == best[at - 1])
+            counts[:, position] += torch.stack([right.sum(), judged.sum(), overlap[inside].sum(), inside.sum()]).cpu()
+            if not position:
+                first_four += (said.topk(4, -1).indices == best[at - 1, None]).any(-1).sum().item()
+            going = judged & (own == ids[0, at])
+            if position + 1 < POSITIONS:
+                said, _ = branches.read(ids[0, at])
+    right, judged, overlap, count = counts
+    return {
+        "match": (right / judged.clamp(min=1)).tolist(), "overlap": (overlap / count.clamp(min=1)).tolist(),
+        "first_four": first_four / max(count[0].item(), 1), "tokens": int(count[0]), "responses": len(texts),
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
-    parser.add_argument("--draft", required=True)
-    parser.add_argument("--set", nargs=3, action="append", default=[], metavar=("NAME", "SOURCE", "COUNT"))
-    parser.add_argument("--responses")
-    parser.add_argument("--held-out-rows", type=int, default=60, help="of each set in --responses")
-    parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument("--draft", action="append", required=True, dest="drafts")
+    parser.add_argument("--responses", action="append", required=True, metavar="NAME=FILE")
+    parser.add_argument("--limit", type=int, default=48, help="responses of each file")
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(m, dtype=torch.bfloat16).eval() for m in (args.target, args.draft)
-    )
+    tokenizer, target = load_tokenizer(args.target), load_model(args.target, args.dtype)
     sets = {}
-    for name, source, count in args.set:
-        prompts = [prompt_ids(tokenizer, prompt_text(row)) for row in load_rows(source).take(int(count))]
-        prompts.sort(key=len)
-        for mode, decoding in (("sampled", SAMPLING), ("greedy", Decoding())):
-            responses = []
-            for first in range(0, len(prompts), 50):
-                batch = prompts[first : first + 50]
-                responses += generate_responses(target, batch, decoding, args.max_new_tokens, [tokenizer.eos_token_id])
-            sets[f"{name}, {mode} responses"] = list(zip(prompts, responses, strict=True))
-    if args.responses:
-        rows = read_sequences(args.responses, tokenizer, ["dolly_train", "gsm8k_train"])
-        for name in ("dolly_train", "gsm8k_train"):
-            held = [s for s in rows if s["set"] == name and held_out(s)][: args.held_out_rows]
-            pairs = [(s["input_ids"][: s["response"]], s["input_ids"][s["response"] :]) for s in held]
-            sets[f"{name} held out, sampled responses"] = pairs
-    target_widths = {n: step_milliseconds(target, n) for n in (1, 2, 4, 8)}
-    draft_step = step_milliseconds(draft)
-    result = {
-        "draft_step_ms": draft_step,
-        "target_pass_ms_by_tokens": target_widths,
-        "draft_to_target": draft_step / target_widths[1],
-        "threads": torch.get_num_threads(),
-        "dtype": "bfloat16",
-        "sets": {name: agreement(target, draft, pairs) for name, pairs in sets.items()},
-    }
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    for named in args.responses:
+        name, _, path = named.partition("=")
+        sets[name] = [text for _, text in read_responses(Path(path), tokenizer)][: args.limit]
+    found: dict[str, dict] = {name: {} for name in sets}
+    for name in args.drafts:
+        draft = load_draft(name, target, dtype=DTYPES[args.dtype])
+        for of_set, texts in sets.items():
+            found[of_set][public(name)] = judge(target, draft, texts)
+            print(of_set, public(name), found[of_set][public(name)], flush=True)
+    write_result(args.output, {"dtype": args.dtype, "sets": found}, target=target.config)
 
 
 if __name__ == "__main__":

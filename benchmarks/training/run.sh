@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # What making a head and a draft costs, and how good they are. Two hours on two CPU cores.
 #
-#   PROMPTS=prompts.jsonl ALPACA_DEV=alpaca_dev.jsonl RESPONSES=runs/smollm2-135m/first_responses.jsonl \
-#       benchmarks/training/run.sh runs/training
+#   PROMPTS=prompts.jsonl RESPONSES=alpaca-dev=runs/smollm2-135m/eval_alpaca-dev.jsonl benchmarks/training/run.sh runs/training
 #
-# PROMPTS are some that the draft never saw; RESPONSES those that it was trained on, whose held-out part is read.
+# PROMPTS are some that the draft never saw; RESPONSES the target's to others, which both drafts are judged on.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 RUNS=${1:?folder for what is measured} S=benchmarks/training R=recipes/smollm2-135m
@@ -18,5 +17,7 @@ specdecpp label "${PAIR[@]}" --prompts "$PROMPTS" --limit 320 --max-new-tokens 9
 for reads in before after; do
     python $S/training_speed.py --labels "$RUNS/labels" --draft $R/draft --reads $reads --epochs 2 --limit 320 --output "$RUNS/training-speed-$reads.json"
 done
-PYTHONPATH=$R python $S/evaluate_draft.py "${PAIR[@]}" --set alpaca_dev "${ALPACA_DEV:?}" 100 --responses "${RESPONSES:?}" --output "$RUNS/draft.json"
+ordinary=runs/draft
+[ -e $ordinary ] || { mkdir -p runs && git archive 3be3ff9 recipes/smollm2-135m/draft | tar x --strip-components 2 -C runs; }
+python $S/evaluate_draft.py "${PAIR[@]}" --draft $ordinary --responses "${RESPONSES:?}" --output "$RUNS/drafts.json"
 python recipes/train_head.py $R.yaml --output "$RUNS/heads"

@@ -63,7 +63,7 @@ def section(name: str, mode: str, result: dict[str, Any]) -> str:
     found, models, costs = result["sets"][name], result["models"], result["costs"]
     head = result["configuration"]["head"]
     fit = {key: 1000 * value for key, value in costs["linear_fit"].items() if key.endswith("seconds")}
-    missing = [f"- {method} is not available there: {reason}" for method, reason in result["unavailable"].items()]
+    missing = [f"- {sentence}" for sentence in obstacles(result["unavailable"])]
     lines = [
         f"## {name}, {mode}\n",
         *markdown(COLUMNS, cells(found, mode == "sampling")),
@@ -79,6 +79,14 @@ def section(name: str, mode: str, result: dict[str, Any]) -> str:
         *([*missing, ""] if missing else []),
     ]
     return "\n".join(lines)
+
+
+def obstacles(unavailable: dict[str, str]) -> list[str]:
+    """Which methods did not run, and why; a sentence a reason."""
+    by_reason: dict[str, list[str]] = {}
+    for method, reason in unavailable.items():
+        by_reason.setdefault(reason, []).append(method)
+    return [f"not available: {', '.join(methods)} ({reason})" for reason, methods in by_reason.items()]
 
 
 def cells(found: dict[str, Any], sample: bool) -> list[list[str]]:

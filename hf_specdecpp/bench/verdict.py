@@ -72,6 +72,8 @@ def gain(found: dict[str, Any], unavailable: dict[str, str]) -> list[str]:
         setting = best["label"].removeprefix("transformers assisted, ")
         chosen = f", the best of {len(stock)} on these prompts, which favours it" if len(stock) > 1 else ""
         others.append(f"transformers' best setting ({setting}{chosen}) {speed(best)}")
+    elif any(name.startswith("assisted") for name in unavailable):
+        others.append("transformers' assisted decoding does not run with this draft")
     others += [f"prompt lookup {speed(m)}" for name, m in methods.items() if name.startswith("lookup")]
     if "text" in methods:
         others.append(f"SpecDec++ without a draft {speed(methods['text'])}")

@@ -107,7 +107,7 @@ def test_a_draft_without_a_head_is_measured_by_what_needs_none(pair, tmp_path):
     assert done.exit_code == 0, done.output
     result = read_result(tmp_path / "r.json")
     assert list(result["sets"]["mixed"]["methods"]) == ["plain", "recommended"]
-    assert "acceptance head" in result["unavailable"]["specdec++"] and "specdec++ is not available" in done.output
+    assert "acceptance head" in result["unavailable"]["specdec++"] and "not available: specdec++" in done.output
     assert "specdec++" not in result["sets"]["mixed"]["replay"]["thresholds"] and "equals plain" not in done.output
 
 

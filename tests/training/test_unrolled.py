@@ -146,8 +146,8 @@ def test_from_labels_to_a_head_that_stops_it(informed, folder, tmp_path):
     run("calibrate", *models, "--head", tmp_path / "head", "--context", 32)
     bench = run(
         "bench", *models, "--head", tmp_path / "head", "--set", f"own={folder / 'prompts.jsonl'}", "--count", 1,
-        "--max-new-tokens", 8, "--repeats", 0, "--method", "assisted", "--method", "recommended", "--output",
-        tmp_path / "b.json",
+        "--max-new-tokens", 8, "--repeats", 0, "--method", "assisted", "--method", "assisted=2", "--method",
+        "recommended", "--output", tmp_path / "b.json",
     )  # fmt: skip
     target = informed[0]
     draft = load_draft(tmp_path / "head", target)
@@ -156,7 +156,10 @@ def test_from_labels_to_a_head_that_stops_it(informed, folder, tmp_path):
     plain = target.generate(prompt(), **settings).tolist()
     found = target.generate(prompt(), assistant_model=draft, candidate_generator=SpecDecPP, **settings)
     assert found.tolist() == plain and "SpecDec++" in bench
-    assert "assisted" in json.loads((tmp_path / "b.json").read_text())["unavailable"]  # transformers knows no states
+    # transformers knows no states; one reason is said once
+    assert set(json.loads((tmp_path / "b.json").read_text())["unavailable"]) == {"assisted", "assisted=2"}
+    assert "not available: assisted, assisted=2 (" in bench and bench.count("not available") == 1
+    assert "transformers' assisted decoding does not run with this draft" in " ".join(bench.split())
 
 
 def test_labels_without_states_or_of_two_modes_are_refused(folder, tmp_path):
