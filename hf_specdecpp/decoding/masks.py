@@ -19,12 +19,11 @@ def ancestry(parents: Tensor) -> tuple[Tensor, Tensor]:
         `torch.BoolTensor` of shape `(rows, nodes, nodes)`, true where the column is the row's ancestor or itself, and
         the number of ancestors, `torch.LongTensor` of shape `(rows, nodes)`.
     """
-    rows, nodes = parents.shape
-    seen = torch.eye(nodes, dtype=torch.bool).repeat(rows, 1, 1)
-    index = torch.arange(rows)
-    for node in range(1, nodes):
-        parent = parents[:, node]
-        seen[:, node] |= seen[index, parent] & (parent >= 0)[:, None]
+    nodes = parents.shape[-1]
+    seen = (torch.arange(nodes) == parents[..., None]) | torch.eye(nodes, dtype=torch.bool)
+    for _ in range((nodes - 1).bit_length()):  # each time twice as many generations back
+        near = seen.float()
+        seen = near @ near > 0
     return seen, seen.sum(-1) - 1
 
 
