@@ -2,7 +2,6 @@
 
 import copy
 from functools import cache
-from tempfile import mkdtemp
 
 import pytest
 import torch
@@ -49,13 +48,6 @@ of_mellum = pytest.mark.skipif(
 ARCHITECTURES = ("glm4_moe", "deepseek_v3", pytest.param("mellum", marks=of_mellum))
 
 
-def loaded(folder, architecture: str):
-    target = AutoModelForCausalLM.from_pretrained(folder).eval()
-    if architecture != "mellum":  # transformers knows at which depth published targets end
-        target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[2-9]\."]
-    return target
-
-
 def checkpoint(folder, architecture: str, layers: int = 1):
     """A target with random MTP layers, saved as they are published and loaded."""
     torch.manual_seed(0)
@@ -73,13 +65,21 @@ def checkpoint(folder, architecture: str, layers: int = 1):
             random = torch.randn(tensor.shape) / 4
             tensors[f"{name}.{rest.replace('mtp_block.', '')}"] = random if tensor.ndim > 1 else 1 + random
     save_file(tensors, f"{folder}/model.safetensors", {"format": "pt"})
-    return loaded(folder, architecture)
+    target = AutoModelForCausalLM.from_pretrained(folder).eval()
+    if (
+        architecture != "mellum"
+    ):  # of others transformers knows how deep the published ones are, to find what is behind
+        target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[2-9]\."]
+    return target
 
 
-@cache
-def models(architecture: str):
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return cache(lambda architecture: trained(tmp_path_factory.mktemp(architecture), architecture))
+
+
+def trained(folder, architecture: str):
     """A target, its MTP layer, which learns from texts like those that are compared, and that with a head."""
-    folder = mkdtemp()
     target, texts = checkpoint(folder, architecture), []
     draft = load_draft(folder, target=target)
     for mode in (GREEDY, SAMPLING):
@@ -104,7 +104,7 @@ def models(architecture: str):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_output_is_the_targets(architecture):
+def test_the_output_is_the_targets(models, architecture):
     """Chains and trees, one row and many, greedy and sampling, alone and mixed with lookup; rows end and leave."""
     target, draft, headed = models(architecture)
     costs = StoppingConfig(rule="cost-aware", settings={"costs": FREE, "uses_head": False})
@@ -123,7 +123,7 @@ def test_the_output_is_the_targets(architecture):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("name", "branches"), [("fixed", 1), slow("eagle-2", 3)])
-def test_drafts_are_those_of_whole_passes(grown, architecture, name, branches):  # noqa: F811
+def test_drafts_are_those_of_whole_passes(grown, models, architecture, name, branches):  # noqa: F811
     target, draft, _ = models(architecture)
     check(target, draft, rule(name), DraftingConfig(("model",), branches=branches), **MANY_ROWS, **GREEDY)
     compare(target, draft, grown)
@@ -152,14 +152,14 @@ def test_the_first_token_is_that_of_transformers_generator(tmp_path, architectur
 
 def test_of_several_layers_the_first_drafts(tmp_path):
     target = checkpoint(tmp_path, "glm4_moe", layers=2)
-    draft = load_draft(tmp_path, target=target)
+    draft = load_draft(tmp_path, target=target, prompts=[[5, 6, 7]])  # its layer id has one meaning
     assert len(draft.model.layers) == 1 and draft.config.get_text_config().num_hidden_layers == 1
     stored = load_file(tmp_path / "model.safetensors")["model.layers.2.eh_proj.weight"]
     assert torch.equal(draft.model.fc.weight, stored)
     check(target, draft, rule("eagle-2"), DraftingConfig(("model",), branches=2), **ONE_ROW, **GREEDY)
 
 
-def test_what_is_the_targets_is_neither_copied_nor_saved(tmp_path):
+def test_what_is_the_targets_is_neither_copied_nor_saved(models, tmp_path):
     target, draft, _ = models("glm4_moe")
     again = copy.deepcopy(draft)
     assert again.get_input_embeddings() is target.get_input_embeddings()
@@ -169,7 +169,7 @@ def test_what_is_the_targets_is_neither_copied_nor_saved(tmp_path):
         draft.save_pretrained(tmp_path)
 
 
-def test_a_head_brings_its_layer_along(tmp_path):
+def test_a_head_brings_its_layer_along(models, tmp_path):
     """Labelled, saved and loaded as that of any other draft."""
     target, draft, headed = models("glm4_moe")
     rows = label_unrolled(target, draft, [[5, 6, 7]], [[8, 9, 10, 11]], "greedy", Decoding(), ["before"], seed=0)
@@ -180,7 +180,7 @@ def test_a_head_brings_its_layer_along(tmp_path):
     check(target, loaded, rule("specdec++"), DraftingConfig(("model",), branches=1), **ONE_ROW, **GREEDY)
 
 
-def test_another_checkpoint_is_an_ordinary_draft(tmp_path):
+def test_another_checkpoint_is_an_ordinary_draft(models, tmp_path):
     target = models("glm4_moe")[0]
     other = AutoModelForCausalLM.from_config(CONFIGS["glm4_moe"](num_mtp_layers=1))
     other.save_pretrained(tmp_path)
@@ -199,7 +199,20 @@ def test_what_cannot_draft_is_one_sentence(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_layer_without_states_says_what_it_needs():
+def test_a_layer_of_another_form_is_one_sentence(tmp_path, monkeypatch):
+    """Like Inkling's, which has no rotary positions and a convolution's state."""
+    target, tie = checkpoint(tmp_path, "glm4_moe"), MtpModel.tie_with_main_model
+
+    def without_positions(self, main_model):
+        tie(self, main_model)
+        self.rotary_emb = None
+
+    monkeypatch.setattr(MtpModel, "tie_with_main_model", without_positions)
+    with pytest.raises(ValueError, match="or take another form than DeepSeek-V3's: give another draft"):
+        load_draft(tmp_path, target=target)
+
+
+def test_a_layer_without_states_says_what_it_needs(models):
     target, draft, _ = models("glm4_moe")
     assert draft.config.vocab_size == VOCAB
     with pytest.raises(ValueError, match="generate with candidate_generator=SpecDecPP"):
