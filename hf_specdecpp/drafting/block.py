@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ..stopping import Plan
 from .draft import Draft, Node
+from .judge import ConfidenceJudge
 from .model import Behind, ModelDrafter
 
 
@@ -75,4 +76,6 @@ class BlockDrafter(ModelDrafter):
         logits, states = self.said.logits[rows, place], self.said.own[rows, place]
         logits, memory = self.model.biased(logits, previous.to(states.device), states, memory)
         heard = None if self.said.states is None or self.judge is None else self.said.states[rows, place]
+        if isinstance(self.judge, ConfidenceJudge):
+            heard = self.model.confidence(previous.to(states.device), states)[:, None]
         return Behind(logits.to(self.sequences.device).float(), heard, memory)

@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from ..acceptance import AcceptanceHeadConfig, AcceptanceHeadLayer
 from ..acceptance.features import FEATURES, unscaled_features
 
+# Of a confidence head: it is trained without a weight, and comes without a recommendation of ours.
+CONFIDENCE = AcceptanceHeadConfig(reads="before", rejection_weight=1.0, min_draft_length=1, rule="cost-aware")
+
 
 class Judge:
     """A draft's active acceptance head.
@@ -64,3 +67,19 @@ class Judge:
     def calibrated(self, raw: float) -> float:
         """The probability of acceptance from a raw logit."""
         return 1 / (1 + math.exp(min(-self.config.acceptance_logits(raw), 700.0)))
+
+
+class ConfidenceJudge(Judge):
+    """A DSpark draft's own confidence head: how likely a token is accepted if all before it in its block are."""
+
+    def __init__(self):
+        self.config, self.is_late = CONFIDENCE, False
+
+    def __call__(self, states: Tensor, probability: Tensor, entropy: Tensor, position: list[int]) -> Tensor:
+        """Raw logits of acceptance, (n, k).
+
+        Args:
+            states (`torch.Tensor` of shape `(n, 1)`): the head's logits, which it made where the tokens were drawn.
+            probability (`torch.Tensor` of shape `(n, k)`), entropy, position: see `Judge`; it does not look at them.
+        """
+        return states.float().expand_as(probability)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..acceptance import AcceptanceHeadConfig, acceptance_layer, model_signature
+from ..acceptance import AcceptanceHeadConfig, AcceptanceHeadLayer, acceptance_layer, model_signature
 from ..costs.store import loaded_as, stored_calibration
 from ..decoding.checks import is_prompt_tuned
 from ..decoding.engine import Engine
@@ -27,7 +27,7 @@ from .config import SOURCES
 from .drafter import Drafter
 from .informed.block_config import DFlashConfig
 from .informed.config import layers_read
-from .judge import Judge
+from .judge import CONFIDENCE, ConfidenceJudge, Judge
 from .lookup import Lookup, LookupStore
 from .mixture import Mixture, Source
 from .model import ModelDrafter
@@ -45,7 +45,7 @@ class Pair:
 
     Attributes:
         draft (`PreTrainedModel`, *optional*): without PEFT's wrapper; without one the text itself is drafted from.
-        head (`AcceptanceHeadConfig`, *optional*): of the active head.
+        head (`AcceptanceHeadConfig`, *optional*): of the active head, or `CONFIDENCE`.
         stopping_config (`StoppingConfig`, *optional*): the caller's.
     """
 
@@ -200,7 +200,9 @@ class Pair:
     ) -> ModelDrafter:
         """The draft at work for `rule`."""
         judge = None
-        if "acceptance" in rule.needs:
+        if "acceptance" in rule.needs and has_confidence(self.draft):
+            judge = ConfidenceJudge()
+        elif "acceptance" in rule.needs:
             judge = Judge(acceptance_layer(self.draft), self.head)
             warn_of_other_decoding(Decoding.stored(self.head.decoding), law.decoding)
         limit = max_context(self.draft.config)
@@ -256,12 +258,20 @@ def recommending_head(draft: PreTrainedModel, stopping_config: StoppingConfig | 
         return None
 
 
+def has_confidence(draft: PreTrainedModel) -> bool:
+    """Whether a draft judges its tokens by a confidence head of its own, as DSpark's do, with none of ours mounted."""
+    mounted = any(isinstance(module, AcceptanceHeadLayer) for module in draft.modules())
+    return not mounted and getattr(draft, "confidence_head", None) is not None
+
+
 def active_head_config(draft: PreTrainedModel) -> AcceptanceHeadConfig:
     """The configuration of the head that is active on `draft`.
 
     Raises:
         ValueError: if the draft has no head, or none is active.
     """
+    if has_confidence(draft):
+        return CONFIDENCE
     layer = acceptance_layer(draft)
     if layer.active_head_name is None:
         raise ValueError(

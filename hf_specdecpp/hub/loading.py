@@ -26,6 +26,7 @@ from ..drafting.informed.block_config import block_kind
 from ..drafting.informed.config import ReadsTarget, is_eagle3
 from ..drafting.informed.dflash import BLOCK_DRAFTS
 from ..drafting.informed.eagle3 import Eagle3ForCausalLM
+from ..drafting.informed.mtp import MtpForCausalLM
 from ..drafting.informed.reading import check_reading
 from ..drafting.informed.tensors import HUB
 
@@ -72,12 +73,14 @@ def load_draft(
     prompts: list[list[int]] | None = None,
     **kwargs: Any,
 ) -> PreTrainedModel:
-    """A draft for `target`, to be `generate`'s `assistant_model`: a causal language model, or an EAGLE-3, DFlash
-    or DSpark draft.
+    """A draft for `target`, to be `generate`'s `assistant_model`: a causal language model, an EAGLE-3, DFlash
+    or DSpark draft, or the target's own MTP layer.
 
     EAGLE-3 drafts are read in both formats in which they are published, that of SafeAILab and SpecForge and that of
     speculators, DFlash drafts in that of z-lab and that of speculators, DSpark drafts in the latter's. One without an
-    embedding or an output layer uses the target's, which is neither copied nor saved with it.
+    embedding or an output layer uses the target's, which is neither copied nor saved with it. The
+    checkpoint that `target` was loaded from gives its MTP layer, if its configuration has `num_mtp_layers`: of several
+    the first, which drafts all tokens of a round.
 
     Args:
         name_or_path (`str`): a folder, or an id on the Hub; that of an acceptance head loads its draft with the head.
@@ -87,7 +90,7 @@ def load_draft(
         prompts (`list[list[int]]`, *optional*): token ids. Both meanings are tried on what the target says behind
             them, and a warning says if the other one fits better.
         kwargs: of `from_pretrained`. A draft that reads the target has its dtype if none is given, and any draft its
-            device if no `device_map` is.
+            device if no `device_map` is. An MTP layer is loaded as its target was, whatever they say.
 
     Returns:
         `PreTrainedModel`, for inference.
@@ -110,7 +113,11 @@ def load_draft(
             return draft
         config, _ = PreTrainedConfig.get_config_dict(name, **hub)
         informed = informed_class(config)
-        if informed is not None:
+        if has_mtp(name, target):
+            if target_layers is not None:
+                raise ValueError(f"the MTP layer of {name!r} reads the last hidden state: leave target_layers out")
+            draft = MtpForCausalLM.from_pretrained(target)
+        elif informed is not None:
             draft = informed.from_pretrained(name, **{"dtype": target.dtype, **kwargs})
             if target_layers is not None and len(target_layers) != draft.config.num_taps:
                 raise ValueError(
@@ -130,6 +137,13 @@ def load_draft(
     if prompts and isinstance(draft.config, ReadsTarget):
         check_reading(draft, target, prompts)
     return draft
+
+
+def has_mtp(name: str, target: PreTrainedModel) -> bool:
+    """Whether a checkpoint is that of `target` and, by its configuration, holds MTP layers."""
+    own = target.config._name_or_path
+    is_own = name == own or (Path(name).exists() and Path(own).exists() and Path(name).samefile(own))
+    return is_own and bool(getattr(target.config.get_text_config(), "num_mtp_layers", None))
 
 
 def informed_class(config: dict[str, Any]) -> type[PreTrainedModel] | None:

@@ -98,7 +98,8 @@ def head_card(
     warpers = f"temperature {decoding.temperature:g}, top-k {decoding.top_k}, top-p {decoding.top_p:g}"
     mode = f"sampling ({warpers}, {decoding.coupling} coupling)"
     imports, load = "SpecDecPP", f'AutoModelForCausalLM.from_pretrained("{repo_id}", dtype="auto")'
-    if (config.draft_signature or "").startswith(Eagle3Config.model_type):  # transformers alone cannot load it
+    is_own = config.base_model_name_or_path == config.target_name_or_path  # a target's MTP layer
+    if is_own or (config.draft_signature or "").startswith(Eagle3Config.model_type):  # transformers cannot load it
         imports, load = "SpecDecPP, load_draft", f'load_draft("{repo_id}", target=target)'
     body = CARD.format(
         imports=imports, load=load,

@@ -30,7 +30,7 @@ from transformers.utils import logging
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
 from ..decoding import Decoding
 from ..drafting.informed.block_config import check_chained
-from ..drafting.informed.config import Eagle3Config, layers_read
+from ..drafting.informed.config import ReadsTarget, layers_read
 from ..evidence.files import atomically, keep_settings, write_atomically
 from ..hub.data import lengths
 from ..metrics.reliability import plot_reliability
@@ -227,7 +227,7 @@ def train_head(
     inputs = HeadInputs(
         mode, card.rows, config.reads, config.features, label, stored=f"{mode}_{config.reads}" in rows.column_names
     )
-    if isinstance(draft.config, Eagle3Config) and not inputs.stored:
+    if isinstance(draft.config, ReadsTarget) and not inputs.stored:
         raise ValueError(
             f"{str(labels)!r} holds no states {config.reads!r} a token, and the draft reads those of its target, "
             f"which training does not run: label with --states {config.reads}"

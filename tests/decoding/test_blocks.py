@@ -1,19 +1,21 @@
 """Drafts of blocks: the law of the library, and what they draft against passes over whole texts without caches."""
 
+import copy
 from functools import cache
 
 import pytest
 import torch
 from datasets import Dataset
-from models import block_draft, slow, tiny_model
+from models import block_draft, slow, tiny_model, with_head
 from test_informed import compare, grown  # noqa: F401
-from test_lossless import FREE, GREEDY, MANY_ROWS, ONE_ROW, SAMPLING, accepted, check, drafted, rule, seeded
+from test_lossless import FREE, GREEDY, HEAD, MANY_ROWS, ONE_ROW, SAMPLING, accepted, check, drafted, rule, seeded
 from transformers import DynamicCache
 
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig
 from hf_specdecpp.costs.measure import measure_costs
 from hf_specdecpp.decoding import Decoding
 from hf_specdecpp.drafting.informed.dflash import DFlashForCausalLM, DSparkForCausalLM
+from hf_specdecpp.drafting.pair import Pair
 from hf_specdecpp.evidence.trace import record_trace, record_trees
 from hf_specdecpp.training.label_folder import LabelsCard
 from hf_specdecpp.training.labels import Rows
@@ -62,8 +64,8 @@ def test_the_output_is_the_targets(name, mode):
 
 
 @torch.no_grad()
-def behind(target, draft, text: list[int], path: list[int], first: int) -> list[int]:
-    """The likeliest tokens behind `path`, three of them, by a pass without a cache."""
+def last_place(target, draft, text: list[int], path: list[int], first: int) -> tuple[torch.Tensor, float | None]:
+    """Logits behind `path`, and how sure the draft is of what it draws there, by a pass without a cache."""
     states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
     taps = torch.cat([states[layer] for layer in draft.config.target_layers], dim=-1)[:, first:-1]
     masks = [draft.config.mask_token_id] * (draft.config.block_size - 1)
@@ -73,7 +75,14 @@ def behind(target, draft, text: list[int], path: list[int], first: int) -> list[
         before.insert(0, text[-1])
     for place, token in enumerate(before):
         logits, memory = draft.biased(found.logits[:, place], torch.tensor([token]), found.states[:, place], memory)
-    return logits[0].topk(3).indices.tolist()
+    if draft.confidence_head is None:
+        return logits[0], None
+    return logits[0], draft.confidence(torch.tensor([token]), found.states[:, place]).sigmoid().item()
+
+
+def behind(*args) -> list[int]:
+    """The likeliest tokens behind a path, three of them."""
+    return last_place(*args)[0].topk(3).indices.tolist()
 
 
 @pytest.mark.parametrize("inputs", (ONE_ROW, MANY_ROWS), ids=("one row", "many rows"))
@@ -123,6 +132,74 @@ def test_a_rule_that_learns_its_costs(name, mode):
     config = StoppingConfig(rule=name, settings={"uses_head": False} if name == "cost-aware" else {})
     for inputs in (ONE_ROW, MANY_ROWS):
         check(target, draft, config, **inputs, **mode, max_new_tokens=30)
+
+
+@cache
+def confident(name: str):
+    """Like `models`, with a confidence head of many opinions."""
+    target, draft = models(name)
+    draft = copy.deepcopy(draft)
+    with torch.no_grad():
+        draft.confidence_head.proj.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+    return target, draft
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "branches", "inputs"),
+    [("dspark", "specdec++", 1, MANY_ROWS), ("rnn", "cost-aware", 3, ONE_ROW)],
+    ids=("chains", "trees"),
+)
+def test_a_confidence_head_is_what_a_rule_hears(grown, name, config, branches, inputs):  # noqa: F811
+    """Of each token before it is drawn, so siblings have one probability."""
+    target, draft = confident(name)
+    drafting = DraftingConfig(("model",), branches=branches, max_nodes=8)
+    check(target, draft, rule(config), drafting, **inputs, **GREEDY)
+    heard, passes = set(), cache(lambda text, path: last_place(target, draft, list(text), list(path), 0)[1])
+    for text, nodes, _ in grown:
+        for node in nodes:
+            before = tuple(each.id for each in node.path[:-1])
+            assert node.token.acceptance == pytest.approx(passes(tuple(text), before), abs=1e-5)
+            heard.add(round(node.token.acceptance, 3))
+    assert len(heard) > 10 and max(heard) - min(heard) > 0.1
+
+
+def test_a_confidence_head_stops_drafts():
+    """A round goes on as long as the product of what it says is above 1 - threshold."""
+    target, draft = confident("dspark")
+    drafting = DraftingConfig(("model",), branches=1)
+    lengths = {}
+    for threshold in (0.0, 0.5, 1.0):
+        rounds = check(target, draft, StoppingConfig(threshold), drafting, **ONE_ROW, **GREEDY)
+        rounds = rounds[1:-2]  # nothing is drafted beside the prompt
+        lengths[threshold] = sum(len(each.drafted) for each in rounds) / len(rounds)
+    assert lengths[0.0] == 1 < lengths[0.5] < lengths[1.0]
+
+
+@pytest.mark.parametrize("mode", (GREEDY, SAMPLING), ids=("greedy", "sampling"))
+def test_a_draft_with_a_confidence_head_needs_no_setting(mode):
+    """The cost-aware rule serves, which asks the head."""
+    target, draft = confident("rnn")
+    settings = Pair.of(draft, None).settings(target.generation_config)
+    assert settings.rule == "cost-aware" and settings.needs_head
+    for inputs in (ONE_ROW, MANY_ROWS):
+        check(target, draft, **inputs, **mode)
+
+
+def test_a_mounted_head_comes_before_a_confidence_head():
+    target, draft = confident("dspark")
+    headed = with_head(copy.deepcopy(draft), **HEAD)
+    drafting = DraftingConfig(("model",), branches=1)
+    ours, own = (
+        check(target, each, rule("specdec++"), drafting, **ONE_ROW, **GREEDY)[1].drafted[0].acceptance
+        for each in (headed, draft)
+    )
+    assert abs(ours - own) > 0.01 and Pair.of(headed, None).head.features == HEAD["features"]
+
+
+def test_a_draft_without_any_head_says_so():
+    target, draft = models("dflash")
+    with pytest.raises(ValueError, match="has no acceptance head"):
+        check(target, draft, StoppingConfig(0.5), **ONE_ROW, **GREEDY)
 
 
 def test_costs_are_those_of_one_pass_a_block():

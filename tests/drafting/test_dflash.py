@@ -15,6 +15,7 @@ from hf_specdecpp.drafting.informed import reading
 from hf_specdecpp.drafting.informed.block_config import DFlashConfig, DSparkConfig
 from hf_specdecpp.drafting.informed.borrowed import Borrowed
 from hf_specdecpp.drafting.informed.dflash import BLOCK_DRAFTS, DFlashForCausalLM, DSparkForCausalLM
+from hf_specdecpp.drafting.judge import ConfidenceJudge
 
 REFERENCE = Path(__file__).parent / "fixtures" / "blocks"
 VARIANTS = sorted(path.name for path in REFERENCE.iterdir())
@@ -62,6 +63,8 @@ def test_logits_are_the_references(variant):
             if "confidence" in reference:
                 confidence = reference["confidence"][anchor, place, None]
                 torch.testing.assert_close(draft.confidence(before, states), confidence, atol=1e-5, rtol=1e-5)
+                judged = ConfidenceJudge().calibrated(draft.confidence(before, states).item())
+                assert judged == pytest.approx(confidence.sigmoid().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("variant", ("plain", "sliding", "sliding_non_causal"))

@@ -31,10 +31,28 @@ def test_every_flag_has_a_reference():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@torch.no_grad()
 def test_logits_are_the_references(variant):
+    compare(load(variant), variant)
+
+
+def test_flags_of_specforge_mean_the_same(tmp_path):
+    """In a flat configuration, whose tensors do not tell that states are normed before they are fed back."""
+    draft = load("norm_output")
+    draft.config.layout = "eagle"
+    draft.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["norm_output"] is written["fc_norm"] is True and "transformer_layer_config" not in written
+    loaded = Eagle3ForCausalLM.from_pretrained(tmp_path).eval()
+    compare(loaded, "norm_output")
+    changed(tmp_path, norm_output=None)
+    with pytest.raises(AssertionError, match="not close"):
+        compare(Eagle3ForCausalLM.from_pretrained(tmp_path).eval(), "norm_output")
+
+
+@torch.no_grad()
+def compare(draft, variant: str) -> None:
     """Teacher-forced over the text, and unrolled from each of its places, see make_eagle3.py."""
-    draft, reference = load(variant), load_file(REFERENCE / variant / "reference.safetensors")
+    reference = load_file(REFERENCE / variant / "reference.safetensors")
     ids, taps, expected = reference["input_ids"][None], reference["taps"][None], reference["logits"]
     tokens, length = draft.lm_head.token_ids, ids.shape[1]
     first = draft(ids, taps=taps)

@@ -41,8 +41,13 @@ def test_the_card_tells_pair_use_settings_data_and_metrics(tmp_path):
     assert "labels from `org/one`, `org/two`" in made.text and "note" not in made.text
 
 
-def test_a_head_of_a_draft_that_reads_the_target_is_loaded_by_load_draft(tmp_path):
-    config = AcceptanceHeadConfig(**CONFIG.to_dict() | {"draft_signature": "eagle3-1x576-49152"})
+@pytest.mark.parametrize(
+    "draft",
+    ({"draft_signature": "eagle3-1x576-49152"}, {"base_model_name_or_path": "org/target"}),
+    ids=("EAGLE-3", "MTP"),
+)
+def test_a_head_of_a_draft_that_reads_the_target_is_loaded_by_load_draft(tmp_path, draft):
+    config = AcceptanceHeadConfig(**CONFIG.to_dict() | draft)
     lines = card(tmp_path, config).text.splitlines()
     assert "from hf_specdecpp import SpecDecPP, load_draft" in lines
     assert 'draft = load_draft("user/head", target=target)  # the draft with this head' in lines

@@ -10,6 +10,7 @@ Knows nothing of loops, files and acceptance heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from transformers import (
     Cache,
     DynamicCache,
     GenerationMixin,
+    PreTrainedConfig,
 )
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
@@ -31,6 +33,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from ...decoding.masks import windows
 from ...decoding.packing import packs, product
 from .borrowed import Borrowed, target_embedding
 from .config import Eagle3Config, read_config
@@ -38,14 +41,14 @@ from .published import PublishedDraft
 
 
 @dataclass
-class Eagle3ModelOutput(BaseModelOutputWithPast):
+class StepModelOutput(BaseModelOutputWithPast):
     """`states` (`torch.Tensor` of shape `(batch, length, hidden_size)`): to be fed back behind the next token."""
 
     states: Tensor | None = None
 
 
 @dataclass
-class Eagle3Output(CausalLMOutputWithPast):
+class StepOutput(CausalLMOutputWithPast):
     """`states` (`torch.Tensor` of shape `(batch, length, hidden_size)`): to be fed back behind the next token."""
 
     states: Tensor | None = None
@@ -81,23 +84,27 @@ class Eagle3FirstLayer(nn.Module):
         return residual + self.mlp(self.post_attention_layernorm(residual))
 
 
-class Eagle3Model(nn.Module):
-    """The draft without its vocabulary."""
+class StepModel(nn.Module):
+    """A draft without its vocabulary, which reads a token beside a state, and says the next state.
 
-    def __init__(self, config: Eagle3Config):
+    Attributes:
+        config (`PreTrainedConfig`): of its layers, which are all of one type.
+        embed_tokens (`torch.nn.Module`, *optional*): left out, it is the target's.
+        fc (`torch.nn.Linear`): what it fuses by.
+        layers (`torch.nn.ModuleList`): the first takes embeddings and states.
+        norm (`torch.nn.Module`): behind the layers.
+        norm_output (`bool`): what is fed back has passed it.
+        rotary_emb (`torch.nn.Module`), rope (`dict`): what says positions, and its keywords.
+    """
+
+    def __init__(self, config: PreTrainedConfig):
         super().__init__()
-        self.config = config
-        width, taps, eps = config.hidden_size, config.num_taps, config.rms_norm_eps
+        self.config, self.norm_output = config, False
         self.borrowed: Borrowed | None = None
-        self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.own_embedding else None
-        self.input_norm = LlamaRMSNorm(taps * config.target_hidden_size, eps=eps) if config.norm_before_fc else None
-        norms = (LlamaRMSNorm(config.target_hidden_size, eps=eps) for _ in range(taps))
-        self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
-        self.fc = nn.Linear(taps * config.target_hidden_size, width, bias=False)
-        rest = (decoder_layer(config, number) for number in range(1, config.num_hidden_layers))
-        self.layers = nn.ModuleList([Eagle3FirstLayer(config), *rest])
-        self.norm = LlamaRMSNorm(width, eps=eps)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.embed_tokens: nn.Embedding | None = None
+        self.rope: dict[str, Any] = {}
+        [kind] = windows(config)
+        self.causal_mask = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[kind]
 
     def embedded(self, input_ids: Tensor) -> Tensor:
         own = self.embed_tokens
@@ -106,13 +113,7 @@ class Eagle3Model(nn.Module):
 
     def fused(self, taps: Tensor) -> Tensor:
         """What the first layer reads of the target, (..., taps * target_hidden_size) -> (..., hidden_size)."""
-        taps = taps.to(self.fc.weight)
-        if self.input_norm is not None:
-            taps = self.input_norm(taps)
-        if self.fc_norm is not None:
-            parts = taps.chunk(len(self.fc_norm), dim=-1)
-            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        return self.fc(taps)
+        raise NotImplementedError
 
     def forward(
         self,
@@ -124,11 +125,11 @@ class Eagle3Model(nn.Module):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         **kwargs,
-    ) -> Eagle3ModelOutput:
+    ) -> StepModelOutput:
         """See `Eagle3ForCausalLM.forward`."""
         if (taps is None) == (states is None):
             raise ValueError(
-                "an EAGLE-3 draft reads hidden states of its target: give either taps or states; generate with "
+                "the draft reads hidden states of its target: give either taps or states; generate with "
                 "candidate_generator=SpecDecPP, which does"
             )
         hidden = self.fused(taps) if states is None else states.to(self.fc.weight)
@@ -138,23 +139,50 @@ class Eagle3Model(nn.Module):
         if position_ids is None:
             begin = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(begin, begin + input_ids.shape[1], device=hidden.device)[None]
-        mask = create_causal_mask(
+        mask = self.causal_mask(
             config=self.config, inputs_embeds=embeddings, attention_mask=attention_mask,
             past_key_values=past_key_values, position_ids=position_ids,
         )  # fmt: skip
         shared = {
             "attention_mask": mask, "position_ids": position_ids, "past_key_values": past_key_values,
-            "position_embeddings": self.rotary_emb(hidden, position_ids),
+            "position_embeddings": self.rotary_emb(hidden, position_ids, **self.rope),
         }  # fmt: skip
         hidden = self.layers[0](embeddings, hidden, **shared)
         for layer in self.layers[1:]:
             hidden = layer(hidden, **shared)
         normed = self.norm(hidden)
-        return Eagle3ModelOutput(
+        return StepModelOutput(
             last_hidden_state=normed,
             past_key_values=past_key_values,
-            states=normed if self.config.norm_output else hidden,
+            states=normed if self.norm_output else hidden,
         )
+
+
+class Eagle3Model(StepModel):
+    """An EAGLE-3 draft without its vocabulary."""
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__(config)
+        self.norm_output = config.norm_output
+        width, taps, eps = config.hidden_size, config.num_taps, config.rms_norm_eps
+        self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.own_embedding else None
+        self.input_norm = LlamaRMSNorm(taps * config.target_hidden_size, eps=eps) if config.norm_before_fc else None
+        norms = (LlamaRMSNorm(config.target_hidden_size, eps=eps) for _ in range(taps))
+        self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
+        self.fc = nn.Linear(taps * config.target_hidden_size, width, bias=False)
+        rest = (decoder_layer(config, number) for number in range(1, config.num_hidden_layers))
+        self.layers = nn.ModuleList([Eagle3FirstLayer(config), *rest])
+        self.norm = LlamaRMSNorm(width, eps=eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+
+    def fused(self, taps: Tensor) -> Tensor:
+        taps = taps.to(self.fc.weight)
+        if self.input_norm is not None:
+            taps = self.input_norm(taps)
+        if self.fc_norm is not None:
+            parts = taps.chunk(len(self.fc_norm), dim=-1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(taps)
 
 
 class DraftVocabulary(nn.Module):
@@ -228,7 +256,7 @@ class Eagle3ForCausalLM(PublishedDraft, LlamaPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs,
-    ) -> Eagle3Output:
+    ) -> StepOutput:
         """What follows each token.
 
         Args:
@@ -249,7 +277,7 @@ class Eagle3ForCausalLM(PublishedDraft, LlamaPreTrainedModel, GenerationMixin):
         )  # fmt: skip
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        return Eagle3Output(logits=logits, past_key_values=outputs.past_key_values, states=outputs.states)
+        return StepOutput(logits=logits, past_key_values=outputs.past_key_values, states=outputs.states)
 
 
 AutoConfig.register("eagle3", Eagle3Config)
