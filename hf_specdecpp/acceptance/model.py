@@ -99,12 +99,15 @@ class AcceptanceHeadModel(BaseTuner):
         if isinstance(target, AcceptanceHeadLayer):
             target.update_layer(adapter_name, peft_config)
         else:
-            # Not by `_replace_module`, which would take the head to where the wrapped weight is, be it "meta".
-            setattr(parent, target_name, AcceptanceHeadLayer(target, adapter_name, peft_config))
+            self._replace_module(parent, target_name, AcceptanceHeadLayer(target, adapter_name, peft_config), target)
             self.model.get_output_embeddings = MethodType(get_output_embeddings, self.model)
             self.model.resize_token_embeddings = resize_token_embeddings
             if hasattr(self.model, "hf_device_map"):  # tells `load_adapter` that the head is not offloaded
                 self.model.hf_device_map[f"{current_key}.acceptance_head"] = execution_device(target)
+
+    def _replace_module(self, parent, child_name, new_module, child) -> None:
+        # PEFT's takes the head to where the wrapped weight is, be it "meta", and sets that weight, be it borrowed.
+        setattr(parent, child_name, new_module)
 
     def forward(self, *args, acceptance_only: bool = False, **kwargs):
         """The draft's own forward pass; or, to train a head, the frozen decoder and the head without the vocabulary.

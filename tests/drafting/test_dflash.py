@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import HIDDEN, VOCAB, block_draft, prompt, tiny_model
+from models import HIDDEN, VOCAB, block_draft, prompt, tiny_model, with_head
 from safetensors.torch import load_file
 from test_eagle3 import changed
 
@@ -147,6 +147,21 @@ def test_what_is_the_targets_is_neither_copied_nor_saved(target, tmp_path):
     assert again.lm_head.weight is target.get_output_embeddings().weight
     shared = {id(target.get_input_embeddings().weight), id(target.get_output_embeddings().weight)}
     assert not any(id(p) in shared for p in draft.parameters())
+
+
+def test_a_head_sits_on_an_output_layer_that_is_the_targets(target):
+    """Without the target too, as where a head is trained on states that are stored."""
+    draft = random_draft(own_head=False, draft_vocab_size=VOCAB)
+    own = draft.lm_head
+    headed = with_head(draft)
+    assert headed.peft_config["default"].hidden_size == HIDDEN
+    assert headed.unload() is draft and draft.lm_head is own
+    draft.borrow(target)
+    alone = said(draft)
+    headed = with_head(draft)
+    assert torch.equal(said(draft), alone)
+    headed.unload()
+    assert draft.lm_head is own and own.weight is target.get_output_embeddings().weight
 
 
 @pytest.mark.parametrize(

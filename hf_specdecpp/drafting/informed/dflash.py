@@ -222,16 +222,18 @@ class ConfidenceHead(nn.Module):
 class TargetVocabulary(nn.Module):
     """The target's output layer, which is neither saved nor moved nor copied with the draft."""
 
-    def __init__(self):
+    def __init__(self, config: DFlashConfig):
         super().__init__()
+        self.shape = config.vocab_size, config.hidden_size
         self.borrowed: Borrowed | None = None
 
     @property
     def weight(self) -> Tensor:
-        return target_embedding(self.borrowed).weight
+        """Without a target its shape alone, for which an acceptance head can be trained on states that are stored."""
+        return torch.empty(self.shape, device="meta") if self.borrowed is None else self.borrowed.module.weight
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return F.linear(hidden_states, self.weight.to(hidden_states))
+        return F.linear(hidden_states, target_embedding(self.borrowed).weight.to(hidden_states))
 
 
 class DFlashForCausalLM(PublishedDraft, Qwen3PreTrainedModel, GenerationMixin):
@@ -248,7 +250,7 @@ class DFlashForCausalLM(PublishedDraft, Qwen3PreTrainedModel, GenerationMixin):
     def __init__(self, config: DFlashConfig):
         super().__init__(config)
         self.model = DFlashModel(config)
-        self.lm_head = DraftVocabulary(config) if config.own_head else TargetVocabulary()
+        self.lm_head = DraftVocabulary(config) if config.own_head else TargetVocabulary(config)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
         width = config.hidden_size + (config.markov_rank if config.confidence_head_with_markov else 0)
         self.confidence_head = ConfidenceHead(width) if config.enable_confidence_head else None
