@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from ..acceptance import AcceptanceHeadConfig
 from ..decoding import Decoding
-from ..drafting.informed.config import Eagle3Config
+from ..drafting.informed.published import KINDS
 
 PROJECT_URL = "https://github.com/hf-specdecpp/hf_specdecpp"
 INSTALLED_FROM = f"git+{PROJECT_URL}@v{version('hf_specdecpp')}"  # what pip takes
@@ -99,7 +99,7 @@ def head_card(
     mode = f"sampling ({warpers}, {decoding.coupling} coupling)"
     imports, load = "SpecDecPP", f'AutoModelForCausalLM.from_pretrained("{repo_id}", dtype="auto")'
     is_own = config.base_model_name_or_path == config.target_name_or_path  # a target's MTP layer
-    if is_own or (config.draft_signature or "").startswith(Eagle3Config.model_type):  # transformers cannot load it
+    if is_own or (config.draft_signature or "").split("-")[0] in KINDS:  # transformers cannot load it
         imports, load = "SpecDecPP, load_draft", f'load_draft("{repo_id}", target=target)'
     body = CARD.format(
         imports=imports, load=load,

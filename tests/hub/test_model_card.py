@@ -43,9 +43,12 @@ def test_the_card_tells_pair_use_settings_data_and_metrics(tmp_path):
 
 @pytest.mark.parametrize(
     "draft",
-    ({"draft_signature": "eagle3-1x576-49152"}, {"base_model_name_or_path": "org/target"}),
-    ids=("EAGLE-3", "MTP"),
-)
+    (
+        {"draft_signature": "eagle3-1x576-49152"}, {"draft_signature": "dspark-5x2560-151936"},
+        {"base_model_name_or_path": "org/target"},
+    ),
+    ids=("EAGLE-3", "DSpark", "MTP"),
+)  # fmt: skip
 def test_a_head_of_a_draft_that_reads_the_target_is_loaded_by_load_draft(tmp_path, draft):
     config = AcceptanceHeadConfig(**CONFIG.to_dict() | draft)
     lines = card(tmp_path, config).text.splitlines()
