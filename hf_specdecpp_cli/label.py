@@ -65,6 +65,7 @@ def label(
 ) -> None:
     """Label the draft's tokens with the target's verdicts, on the target's own responses."""
     from hf_specdecpp.decoding import Decoding
+    from hf_specdecpp.drafting.informed.block_config import DFlashConfig
     from hf_specdecpp.drafting.informed.config import layers_read
     from hf_specdecpp.drafting.pair import check_pair
     from hf_specdecpp.hub.data import fingerprint, load_rows, tokenized_prompts
@@ -85,7 +86,7 @@ def label(
     models = load_pair(target, draft, dtype, **loading(device_map, attention, quantization))
     check_pair(None, models[1].config, models[0].config)
     if layers_read(models[1].config, models[0].config):
-        states = states or ["before", "after"]
+        states = states or ["before", *([] if isinstance(models[1].config, DFlashConfig) else ["after"])]
     sampling = replace(sampling_of(models[0], temperature, top_k, top_p), coupling=coupling)
     modes = {"greedy": Decoding(), "sampling": sampling}
     for name in dict.fromkeys([own, *mode]):

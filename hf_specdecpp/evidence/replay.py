@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -68,11 +69,13 @@ def replay(
     """
     total = Replay()
     for trace in traces:
-        rule, begin = new_rule(), 0
+        rule, begin, own = new_rule(), 0, replace(scope, block=trace.block)
         while begin < len(trace.target_ids):
             room = trace.max_new_tokens - begin - 1
-            plan = rule.plan(scope if begin else replace(scope, branches=1))  # as the loop does beside the prompt
+            plan = rule.plan(own if begin else replace(own, branches=1))  # as the loop does beside the prompt
             round = drafted_round(trace, trace.drafts[begin], plan, room)
+            if trace.block > 1:
+                round = replace(round, passes=min(round.passes, 1))
             new_tokens = min(round.accepted + 1, len(trace.target_ids) - begin)
             seconds = round.passes * costs.draft_seconds, costs.verification(round.width)
             if room > 0:
@@ -90,6 +93,7 @@ def drafted_round(trace: Trace, draft: Draft, plan: Plan, room: int) -> Round:
     """
     longest = max((token.position for token in draft.tokens), default=0)
     is_short = plan.cap is not None and 0 < longest < plan.cap  # none at all: the draft had nothing to read yet
+    is_short = is_short and (trace.block == 1 or longest < trace.block)  # a block is all that there can be
     if room > 0 and is_short and not draft.ended and draft.parents is None:
         raise ValueError(
             f"the rule may draft {plan.cap} tokens, but the traces hold drafts of {longest}: record longer ones, or "
@@ -141,7 +145,8 @@ def oracle(traces: Iterable[Trace], costs: CostProfile) -> Replay:
         begin = 0
         while begin < len(trace.target_ids):
             most = min(trace.drafts[begin].accepted, len(trace.target_ids) - begin - 1)
-            length = max(range(most + 1), key=lambda k: (k + 1) - costs.round(k) / plain)
-            total.add(begin, length, length, length + 1, costs.round(length), plain)
+            rounds = [costs.round(math.ceil(k / trace.block), k + 1) for k in range(most + 1)]
+            length = max(range(most + 1), key=lambda k: (k + 1) - rounds[k] / plain)
+            total.add(begin, length, length, length + 1, rounds[length], plain)
             begin += length + 1
     return total

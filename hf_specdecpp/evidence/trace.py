@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from safetensors.torch import load_file, save
@@ -28,7 +29,7 @@ from ..decoding.masks import windows, within_windows
 from ..decoding.sequences import Sequences
 from ..decoding.taps import read_whole
 from ..drafting.draft import Node
-from ..drafting.informed.block_config import check_chained
+from ..drafting.informed.block_config import DFlashConfig
 from ..drafting.informed.config import layers_read
 from ..drafting.model import in_vocabulary
 from ..drafting.pair import Pair, active_head_config, check_pair
@@ -38,6 +39,7 @@ from ..training.responses import end_of_sequence, generate_responses
 from .files import Lines, drop_partial, write_atomically
 
 DRAFTS_PER_PASS = 128  # bounds the logits in memory
+BLOCKS_PER_PASS = 16  # bounds the keys and values, of which each block has those of the text
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,14 @@ class Trace:
         max_new_tokens (`int`): the bound that the generation had.
         drafts (`list[Draft]`): the draft that begins after `i` generated tokens, for every `i`.
         judged_late (`bool`): the head judged each token in the pass that drew the next.
+        block (`int`): the most tokens that a pass of the draft drafts, see `Scope`.
     """
 
     target_ids: list[int]
     max_new_tokens: int
     drafts: list[Draft]
     judged_late: bool = False
+    block: int = 1
 
     def seen(self, drafted: list[DraftedToken]) -> list[DraftedToken]:
         """What a rule sees of `drafted` when the last of them is the newest."""
@@ -124,6 +128,8 @@ class Branches:
         taps (`torch.Tensor` of shape `(1, length, width)`, *optional*): the target's states of the sequence, for a
             draft that reads them; a branch reads its own.
     """
+
+    reach: ClassVar[float] = math.inf  # tokens of the longest
 
     def __init__(self, draft: PreTrainedModel, sequence: Tensor, vocab_size: int, taps: Tensor | None = None):
         self.draft, self.vocab_size = draft, vocab_size
@@ -185,6 +191,56 @@ class Branches:
         return in_vocabulary(logits, self.vocab_size), states
 
 
+class Blocks:
+    """`Branches` of a draft of blocks: a branch is a block, which one pass says whole where the branch begins.
+
+    A block depends on the text before it alone: on the target's states of it, and on its newest token. What is read of
+    a branch only shifts the next place by DSpark's bias.
+    """
+
+    def __init__(self, draft: PreTrainedModel, sequence: Tensor, vocab_size: int, taps: Tensor):
+        self.draft, self.vocab_size, self.reach = draft, vocab_size, draft.config.drafted
+        self.sequence, self.cache = sequence[0], DynamicCache()  # see `Branches`
+        draft.get_decoder()(sequence, taps[:, :-1].to(sequence.device), past_key_values=self.cache)
+        self.cache.crop(-1)  # the newest token, of a block; what is read of the text stays
+
+    def begin(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Branches.begin`."""
+        newest = self.sequence[places - 1]
+        self.states = torch.cat([self._said(part) for part in (places - 1).split(BLOCKS_PER_PASS)])
+        self.place, self.memory = 0, None
+        if not self.draft.config.sample_from_anchor:  # the memory begins at the first place all the same
+            self.read(newest)
+        return self.read(newest)
+
+    def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Branches.read`; at most `reach - 1` tokens of each branch."""
+        states = self.states[:, self.place]
+        logits, self.memory = self.draft.biased(self.draft.lm_head(states), tokens, states, self.memory)
+        self.place += 1
+        return in_vocabulary(logits, self.vocab_size), states.half().cpu()
+
+    def _said(self, newest: Tensor) -> Tensor:
+        """The states of the blocks that begin with the tokens number `newest` of the sequence, (n, block, width)."""
+        config, rows, device = self.draft.config, len(newest), newest.device
+        cache = DynamicCache()
+        for number, layer in enumerate(self.cache.layers):
+            cache.update(layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1), number)
+        tokens = torch.full((rows, config.block_size), config.mask_token_id, device=device)
+        tokens[:, 0] = self.sequence[newest]
+        text = torch.arange(self.cache.get_seq_length(), device=device) < newest[:, None]
+        nothing = torch.empty(rows, 0, config.num_taps * config.target_hidden_size, device=device)
+        return self.draft.get_decoder()(
+            tokens, nothing, torch.cat((text, torch.ones_like(tokens, dtype=torch.bool)), dim=-1),
+            newest[:, None] + torch.arange(config.block_size, device=device), cache,
+        )  # fmt: skip
+
+
+def branches_of(draft: PreTrainedModel, *args) -> Branches | Blocks:
+    """Those of a draft of any kind, see `Branches`."""
+    return (Blocks if isinstance(draft.config, DFlashConfig) else Branches)(draft, *args)
+
+
 @torch.no_grad()
 def record_trace(
     target: PreTrainedModel,
@@ -213,7 +269,6 @@ def record_trace(
         The trace, and with a head, for `judged`, the hidden state of the draft before each drafted token
         (`torch.HalfTensor` of shape `(drafted tokens, hidden_size)`).
     """
-    check_chained(draft.config)
     head, device = mounted_head(draft), draft.device
     vocab_size = check_pair(head and head[1], draft.config, target.config)
     known, first = torch.tensor([prompt + response]), len(prompt)
@@ -227,14 +282,14 @@ def record_trace(
         logits = target(known.to(target.device)).logits
     if decoding.do_sample:
         target_logits = logits[0, first - 1 : -1].to(device)
-    branches = Branches(draft, known[:, :-1].to(device), vocab_size, None if taps is None else taps[:, :-1])
+    branches = branches_of(draft, known[:, :-1].to(device), vocab_size, None if taps is None else taps[:, :-1])
     # A draft that reads the target's states has none beside the prompt.
     drafts, kept = [Draft([], 0)] if layers else [], []
     for begin in torch.arange(len(drafts), len(response), device=device).split(DRAFTS_PER_PASS):
         logits, states, drawn = *branches.begin(begin + first), None
         followed = torch.ones_like(begin, dtype=torch.bool)  # the drafts that are what the target said so far
         found, found_states = [], []
-        for step in range(max_draft_length):
+        for step in range(min(max_draft_length, branches.reach)):
             if step:
                 logits, states = branches.read(drawn)
             raw, q, at = logits.softmax(-1), decoding.probabilities(logits), begin + step
@@ -250,13 +305,13 @@ def record_trace(
             found_states.append(states)
         for number, steps in enumerate(torch.stack(found, dim=1)):
             *_, followed_steps, ends = steps.bool().unbind(-1)
-            count = int(ends.int().argmax()) + 1 if ends.any() else max_draft_length
+            count = int(ends.int().argmax()) + 1 if ends.any() else len(steps)
             facts = steps[:count].tolist()
             tokens = [DraftedToken(n, p, e) for n, (p, e, *_) in enumerate(facts, start=1)]
             drafts.append(Draft(tokens, int(followed_steps[:count].sum()), bool(ends.any())))
             if head is not None:
                 kept += [state[number] for state in found_states[:count]]
-    trace = Trace(list(response), max_new_tokens, drafts)
+    trace = Trace(list(response), max_new_tokens, drafts, block=Pair(draft, None, None).block)
     if head is None:
         return trace, None
     kept_states = torch.stack(kept)
@@ -286,7 +341,6 @@ def record_trees(
     Returns:
         The trace; chains replay from it as well.
     """
-    check_chained(draft.config)
     ids = torch.tensor([prompt], device=target.device)
     torch.manual_seed(seed)
     response = target.generate(
@@ -317,7 +371,7 @@ def record_trees(
             taps.kept[0].append(states[None, len(prompt) - 1 + position])
         law.passed()
     late = head is not None and head[1].reads == "after"
-    return Trace(response, max_new_tokens, drafts, judged_late=late)
+    return Trace(response, max_new_tokens, drafts, judged_late=late, block=pair.block)
 
 
 def walk(nodes: list[Node], parents: list[int], tokens: list[int]) -> list[int]:
@@ -347,10 +401,9 @@ class Recorder(StoppingRule):
 def mounted_head(draft: PreTrainedModel) -> tuple[AcceptanceHead, AcceptanceHeadConfig] | None:
     """The head that is active on `draft`, if any."""
     try:
-        config = active_head_config(draft)
+        layer, config = acceptance_layer(draft), active_head_config(draft)
     except ValueError:
         return None
-    layer = acceptance_layer(draft)
     return layer.acceptance_head[layer.active_head_name], config
 
 

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from ..acceptance import AcceptanceHeadConfig, acceptance_layer
 from ..decoding import Decoding
-from ..drafting.informed.block_config import check_chained
+from ..drafting.informed.block_config import check_reads
 from ..drafting.informed.config import ReadsTarget, layers_read
 from ..evidence.files import atomically, keep_settings, write_atomically
 from ..hub.data import lengths
@@ -75,7 +75,7 @@ def label_prompts(
         ValueError: if a prompt with its response exceeds the context of a model, if the folder holds other labels, if
             the disk is full, or for labels that a draft which reads the target's states cannot have.
     """
-    check_chained(draft.config)
+    check_reads(draft.config, card.states)
     check_context(prompts, card, target, draft)
     is_informed = bool(layers_read(draft.config, target.config))
     if is_informed and (card.procedure != "on-policy" or len(card.decodings) > 1 or not card.states):
@@ -227,6 +227,7 @@ def train_head(
     inputs = HeadInputs(
         mode, card.rows, config.reads, config.features, label, stored=f"{mode}_{config.reads}" in rows.column_names
     )
+    check_reads(draft.config, [config.reads])
     if isinstance(draft.config, ReadsTarget) and not inputs.stored:
         raise ValueError(
             f"{str(labels)!r} holds no states {config.reads!r} a token, and the draft reads those of its target, "

@@ -5,6 +5,9 @@ accepted tokens such a draft reads its own states, so the state and the law that
 with its place in a round. Teacher-forced, a head would learn of first places alone. So rounds are gone through as
 drafting does: each begins behind a rejection with the target's states, and goes on, unrolled, until the next. Drafts
 from all positions are made side by side, and what rounds meet is kept.
+
+A round of a draft of blocks ends with its block at the latest; the token that the target then adds was not drafted
+and has no label either.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from transformers import PreTrainedModel
 from ..decoding import Decoding, draw_beside
 from ..decoding.taps import read_whole
 from ..drafting.informed.config import layers_read
-from ..evidence.trace import Branches
+from ..evidence.trace import Blocks, Branches, branches_of
 from .head_inputs import UNLABELLED
 from .labels import acceptance, overlap
 
@@ -43,17 +46,18 @@ def label_unrolled(
     rows = []
     for prompt, response in zip(prompts, responses, strict=True):
         known, begin = torch.tensor([prompt + response]), len(prompt) + 1  # of the first token that can be drafted
-        kept = [{"drawn": -1, "acceptance": UNLABELLED, "probability": 0.0, "overlap": 0.0, "entropy": 0.0}]
-        kept[0] |= {reads: torch.zeros(draft.config.hidden_size, dtype=torch.float16) for reads in states}
+        nothing = {"drawn": -1, "acceptance": UNLABELLED, "probability": 0.0, "overlap": 0.0, "entropy": 0.0}
+        nothing |= {reads: torch.zeros(draft.config.hidden_size, dtype=torch.float16) for reads in states}
+        kept = [nothing]
         if len(response) > 1:
             logits, taps = read_whole(target, known, layers)
             vocab_size = min(logits.shape[-1], draft.config.vocab_size)
             p = decoding.probabilities(logits[0, begin - 1 : -1, :vocab_size].to(draft.device).float())
-            branches = Branches(draft, known[:, :-1].to(draft.device), vocab_size, taps[:, :-1])
+            branches = branches_of(draft, known[:, :-1].to(draft.device), vocab_size, taps[:, :-1])
             text = known[0, begin:].to(draft.device)
             found = drafted(branches, p, text, begin, decoding, states, generator)
             depths = rounds([[fact["drawn"] for fact in level] for level in found], text.tolist())
-            kept += [found[depth][place] for place, depth in enumerate(depths)]
+            kept += [nothing if depth is None else found[depth][place] for place, depth in enumerate(depths)]
         row = {"prompt_ids": prompt, "response_ids": response, "entropy": [fact["entropy"] for fact in kept]}
         for fact in ("drawn", "acceptance", "probability", "overlap"):
             row[f"{name}_{fact}"] = [each[fact] for each in kept]
@@ -64,7 +68,7 @@ def label_unrolled(
 
 
 def drafted(
-    branches: Branches,
+    branches: Branches | Blocks,
     p: Tensor,
     text: Tensor,
     begin: int,
@@ -74,7 +78,7 @@ def drafted(
 ) -> list[list[dict]]:
     """Of each depth and place of `text`, which begins at token `begin`, what the draft that began so much before says.
 
-    A draft goes on as long as its tokens are the target's; beyond that its facts are empty.
+    A draft goes on as long as its tokens are the target's and it can; beyond that its facts are empty.
     """
     logits, before = branches.begin(torch.arange(len(text), device=text.device) + begin)
     alive, found = torch.arange(len(text), device=text.device), []  # by where they began
@@ -98,20 +102,22 @@ def drafted(
         for began in alive.tolist():
             level[began + depth] |= {"before": before[began]} | ({"after": after[began]} if "after" in states else {})
         found.append(level)
-        alive = alive[(drawn == x) & (at < len(text) - 1)]
+        alive = alive[(drawn == x) & (at < len(text) - 1) & (len(found) < branches.reach)]
         if len(alive):
             logits, before = branches.read(torch.cat((text[depth:], text.new_zeros(depth))))
     return found
 
 
-def rounds(drawn: list[list[int | None]], text: list[int]) -> list[int]:
-    """The depth at which rounds that draft until a rejection come to each place of `text`.
+def rounds(drawn: list[list[int | None]], text: list[int]) -> list[int | None]:
+    """The depth at which rounds that draft until a rejection come to each place of `text`; `None` where a round had
+    drafted all that it can before.
 
     Args:
         drawn: by depth and place.
     """
     found, depth = [], 0
     for place, token in enumerate(text):
-        found.append(depth)
-        depth = depth + 1 if drawn[depth][place] == token else 0
+        is_drafted = depth < len(drawn)
+        found.append(depth if is_drafted else None)
+        depth = depth + 1 if is_drafted and drawn[depth][place] == token else 0
     return found

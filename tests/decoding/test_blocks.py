@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from datasets import Dataset
-from models import block_draft, slow, tiny_model, with_head
+from models import VOCAB, block_draft, slow, tiny_model, with_head
 from test_informed import compare, grown  # noqa: F401
 from test_lossless import FREE, GREEDY, HEAD, MANY_ROWS, ONE_ROW, SAMPLING, accepted, check, drafted, rule, seeded
 from transformers import DynamicCache
@@ -14,12 +14,18 @@ from transformers import DynamicCache
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig
 from hf_specdecpp.costs.measure import measure_costs
 from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.decoding.taps import read_whole
+from hf_specdecpp.drafting.informed.config import layers_read
 from hf_specdecpp.drafting.informed.dflash import DFlashForCausalLM, DSparkForCausalLM
+from hf_specdecpp.drafting.model import ModelDrafter
 from hf_specdecpp.drafting.pair import Pair
-from hf_specdecpp.evidence.trace import record_trace, record_trees
+from hf_specdecpp.evidence import trace
+from hf_specdecpp.evidence.trace import branches_of
+from hf_specdecpp.training.head_inputs import places_in_rounds
 from hf_specdecpp.training.label_folder import LabelsCard
 from hf_specdecpp.training.labels import Rows
 from hf_specdecpp.training.pipeline import label_prompts
+from hf_specdecpp.training.unrolled import label_unrolled
 
 KINDS = {
     "dflash": (DFlashForCausalLM, {}),
@@ -209,20 +215,77 @@ def test_costs_are_those_of_one_pass_a_block():
     assert len(profile.verify_seconds) == 4 and profile.draft_seconds > 0
 
 
-def test_what_goes_on_token_by_token_refuses_a_draft_of_blocks(tmp_path):
-    target, draft = models("dflash")
-    sentence = "says blocks of tokens in one pass, and labels and traces are made of drafts that go on token by token"
-    with pytest.raises(ValueError, match=sentence):
-        record_trace(target, draft, [5, 6, 7], [8, 9], Decoding(), max_draft_length=2, max_new_tokens=2)
-    with pytest.raises(ValueError, match=sentence):
-        record_trees(target, draft, [5, 6, 7], Decoding(), max_new_tokens=2)
-    prompts = Dataset.from_dict({"input_ids": [[5, 6, 7]]})
-    card = LabelsCard.of(
-        target, draft, Decoding(), {"greedy": Decoding()}, Rows(), states=["before"], max_new_tokens=8, batch_size=1,
-        seed=0, prompts=1, prompts_sha256="0",
+@pytest.mark.parametrize("name", KINDS)
+def test_branches_are_what_is_drafted(monkeypatch, name):
+    """At every place of a generation: the logits that a token was drawn from, and what a head read."""
+    target, draft = models(name)
+    headed, met, original = with_head(copy.deepcopy(draft), **HEAD), [], ModelDrafter._children
+
+    def children(self, frontier, behind, *args):
+        [[_, node]] = frontier
+        length, path = self.sequences.length(0), [] if node is None else [each.id for each in node.path]
+        met.append((length, path, behind.logits[0], behind.states[0]))
+        return original(self, frontier, behind, *args)
+
+    monkeypatch.setattr(ModelDrafter, "_children", children)
+    monkeypatch.setattr(trace, "BLOCKS_PER_PASS", 3)
+    drafting = DraftingConfig(("model",), branches=1)
+    settings = {"stopping_config": StoppingConfig(1.0), "drafting_config": drafting, "max_new_tokens": 20}
+    text = target.generate(
+        **ONE_ROW, **GREEDY, assistant_model=headed, candidate_generator=SpecDecPP, **settings, eos_token_id=2
     )  # fmt: skip
-    with pytest.raises(ValueError, match=sentence):
-        label_prompts(target, draft, prompts, tmp_path, card)
+    with torch.no_grad():
+        taps = read_whole(target, text, layers_read(draft.config, target.config))[1]
+        branches = branches_of(headed, text, VOCAB, taps)
+        for depth in range(branches.reach):
+            level = [place for place in met if len(place[1]) == depth]
+            logits, states = branches.begin(torch.tensor([length for length, *_ in level]))
+            for read in range(depth):
+                logits, states = branches.read(torch.tensor([path[read] for _, path, *_ in level]))
+            torch.testing.assert_close(logits, torch.stack([each[2] for each in level]), atol=1e-4, rtol=1e-4)
+            heard = torch.stack([each[3] for each in level])
+            torch.testing.assert_close(states.float(), heard, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("decoding", (Decoding(), Decoding(True, top_k=20)), ids=("greedy", "sampling"))
+@pytest.mark.parametrize("name", ("windows", "rnn"))
+def test_labels_are_those_of_rounds_drafted_alone(name, decoding):
+    """Rounds end with their block; what the target then adds was not drafted."""
+    target, ids, (kind, settings) = tiny_model(), ONE_ROW["input_ids"], KINDS[name]
+    text = target.generate(ids, **GREEDY, max_new_tokens=20, eos_token_id=2)[0]
+    draft = block_draft(target, [text], kind, steps=100, **settings, block_size=3)
+    prompt, response, reach = ids[0].tolist(), text[ids.shape[1] :].tolist(), draft.config.drafted
+    [row] = label_unrolled(target, draft, [prompt], [response], "mode", decoding, ["before"], seed=0)
+    assert row["mode_drawn"][0] == row["mode_acceptance"][0] == -1  # nothing is drafted beside the prompt
+    states = torch.tensor(row["mode_before"]).view(len(response), -1)
+    positions = places_in_rounds(torch.tensor(row["mode_drawn"]) == torch.tensor(response)).tolist()
+    begun, whole = 1, 0
+    for place, (drawn, token) in enumerate(zip(row["mode_drawn"], response, strict=True)):
+        depth = place - begun
+        if depth in (-1, reach):
+            assert drawn == row["mode_acceptance"][place] == -1 and not states[place].any()
+            begun, whole = place + 1, whole + (depth == reach)
+            continue
+        logits, _ = last_place(target, draft, prompt + response[:begun], response[begun:place], 0)
+        q = decoding.probabilities(logits[None])[0] if decoding.do_sample else logits.softmax(-1)
+        assert row["mode_probability"][place] == pytest.approx(q[drawn].item(), abs=1e-4)
+        assert decoding.do_sample or drawn == logits.argmax()
+        if not decoding.do_sample:
+            assert row["mode_acceptance"][place] == (drawn == token)
+        assert positions[place] == depth + 1 and states[place].any()
+        begun = begun if drawn == token else place + 1
+    assert whole > 0
+
+
+def test_there_is_no_state_after_a_token_of_a_block(tmp_path):
+    target, draft = models("dflash")
+    card = LabelsCard.of(
+        target, draft, Decoding(), {"greedy": Decoding()}, Rows(), states=["before", "after"], max_new_tokens=8,
+        batch_size=1, seed=0, prompts=1, prompts_sha256="0",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="has no state after a token: label with --states before"):
+        label_prompts(target, draft, Dataset.from_dict({"prompt_ids": [[5, 6, 7]]}), tmp_path, card)
+    assert not list(tmp_path.iterdir())
 
 
 def test_transformers_own_loop_is_refused():

@@ -1,18 +1,19 @@
-"""Labels of a draft that reads the target's states, against passes over whole texts; its way through all commands."""
+"""Drafts that read the target's states: labels against passes over whole texts; their way through all commands."""
 
 import json
 
 import pytest
 import torch
-from models import heard, informed_draft, prompt, tiny_model, with_head
+from models import block_draft, heard, informed_draft, prompt, tiny_model, with_head
 from typer.testing import CliRunner
 
 from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, load_draft
 from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.drafting.informed.dflash import DFlashForCausalLM, DSparkForCausalLM
 from hf_specdecpp.drafting.pair import active_head_config
 from hf_specdecpp.evidence.replay import replay
 from hf_specdecpp.evidence.trace import record_trace, record_trees
-from hf_specdecpp.stopping import CostProfile
+from hf_specdecpp.stopping import CostProfile, Scope
 from hf_specdecpp.training.unrolled import label_unrolled
 from hf_specdecpp_cli import app
 
@@ -35,6 +36,18 @@ def informed():
         for ids in PROMPTS
     ]
     return target, informed_draft(target, [text[0] for text in texts]), texts
+
+
+@pytest.fixture(scope="module", params=("eagle-3", "dflash", "dspark"))
+def any_kind(request, informed):
+    target, _, texts = informed
+    rows = [text[0] for text in texts]
+    if request.param == "dflash":  # published without an output layer
+        settings = {"layout": "dflash", "own_head": False, "target_layers": [1, 2]}
+        return target, block_draft(target, rows, DFlashForCausalLM, **settings), texts
+    if request.param == "dspark":
+        return target, block_draft(target, rows, DSparkForCausalLM), texts
+    return informed
 
 
 @torch.no_grad()
@@ -81,8 +94,8 @@ def test_labels_are_those_of_rounds_drafted_alone(informed, decoding):
 
 
 @pytest.mark.parametrize("config", RULES, ids=lambda config: config.rule)
-def test_replay_and_generate_count_the_same(informed, config):
-    target, draft, texts = informed
+def test_replay_and_generate_count_the_same(any_kind, config):
+    target, draft, texts = any_kind
     headed = with_head(draft, reads="before", features=["entropy"])
     drafted = 0
     for ids, text in zip(PROMPTS, texts, strict=True):
@@ -95,9 +108,12 @@ def test_replay_and_generate_count_the_same(informed, config):
                 max_new_tokens=18, do_sample=False, drafting_config=CHAINS,
             )  # fmt: skip
         assert chains.target_ids == trees.target_ids == response
-        found = replay([chains], config.filled_from(AcceptanceHeadConfig()).new_rule, CostProfile(0.1, (1.0, 1.1)))
+        costs = CostProfile(0.1, (1.0, 1.1))
+        found = replay([chains], config.filled_from(AcceptanceHeadConfig()).new_rule, costs)
         assert found.lengths == [len(each.drafted) for each in rounds]
         assert found.accepted == sum(each.accepted for each in rounds)
+        seconds = sum(each.passes * 0.1 + costs.verification(each.width) for each in rounds)
+        assert found.seconds == pytest.approx(seconds - 1)  # a step of plain decoding is the prompt's
         # The chain in a tree is the chain.
         for chain, tree in zip(chains.drafts[1:], trees.drafts[1:], strict=True):
             first = chain.tokens[0], tree.tokens[0]
@@ -107,8 +123,26 @@ def test_replay_and_generate_count_the_same(informed, config):
     assert drafted > 0
 
 
-def test_a_prompt_of_one_token(informed):
-    target, draft, _ = informed
+def test_replay_and_generate_count_the_same_in_trees(any_kind):
+    target, draft, _ = any_kind
+    config = StoppingConfig(rule="eagle-2", settings={"nodes": 5, "depth": 3}, max_draft_length=6)
+    costs, drafting = CostProfile(0.1, (1.0, 1.1)), DraftingConfig(("model",), branches=2, max_nodes=6)
+    for ids in PROMPTS:
+        trees = record_trees(target, draft, ids, Decoding(), 18, branches=2)
+        with heard() as rounds:
+            target.generate(
+                torch.tensor([ids]), assistant_model=draft, candidate_generator=SpecDecPP, stopping_config=config,
+                max_new_tokens=18, do_sample=False, drafting_config=drafting,
+            )  # fmt: skip
+        found = replay([trees], config.filled_from(None).new_rule, costs, Scope(1, 2, 6))
+        assert found.lengths == [len(each.drafted) for each in rounds]
+        assert found.accepted == sum(each.accepted for each in rounds)
+        seconds = sum(each.passes * 0.1 + costs.verification(each.width) for each in rounds)
+        assert found.seconds == pytest.approx(seconds - 1)
+
+
+def test_a_prompt_of_one_token(any_kind):
+    target, draft, _ = any_kind
     text = target.generate(torch.tensor([[5]]), attention_mask=torch.ones(1, 1), max_new_tokens=6, do_sample=False)
     response = text[0, 1:].tolist()
     chains = record_trace(target, draft, [5], response, Decoding(), 6)[0]
@@ -120,9 +154,9 @@ def test_a_prompt_of_one_token(informed):
 
 
 @pytest.fixture(scope="module")
-def folder(informed, tokenizer, tmp_path_factory):
-    target, draft, _ = informed
-    folder = tmp_path_factory.mktemp("informed")
+def folder(any_kind, tokenizer, tmp_path_factory):
+    target, draft, _ = any_kind
+    folder = tmp_path_factory.mktemp("drafts")
     target.save_pretrained(folder / "target")
     tokenizer.save_pretrained(folder / "target")
     draft.save_pretrained(folder / "draft")
@@ -137,11 +171,15 @@ def run(*words):
     return result.output
 
 
-def test_from_labels_to_a_head_that_stops_it(informed, folder, tmp_path):
+def test_from_labels_to_a_head_that_stops_it(any_kind, folder, tmp_path):
     models = ("--target", folder / "target", "--draft", folder / "draft", "--dtype", "float32")
     prompts = ("--prompts", folder / "prompts.jsonl", "--max-new-tokens", 6)
     run("label", *models, *prompts, "--output", tmp_path / "labels")
-    run("train", "--labels", tmp_path / "labels", "--output", tmp_path / "head", "--dtype", "float32", "--epochs", 1)
+    train = ("train", "--labels", tmp_path / "labels", "--output", tmp_path / "head", "--dtype", "float32")
+    if any_kind[1].config.model_type != "eagle3":
+        result = CliRunner().invoke(app, [str(word) for word in (*train, "--reads", "after")])
+        assert result.exit_code == 1 and "has no state after a token" in " ".join(result.output.split())
+    run(*train, "--epochs", 1)
     run("trace", *models, *prompts, "--head", tmp_path / "head", "--output", tmp_path / "traces.jsonl")
     run("calibrate", *models, "--head", tmp_path / "head", "--context", 32)
     bench = run(
@@ -149,7 +187,7 @@ def test_from_labels_to_a_head_that_stops_it(informed, folder, tmp_path):
         "--max-new-tokens", 8, "--repeats", 0, "--method", "assisted", "--method", "assisted=2", "--method",
         "recommended", "--output", tmp_path / "b.json",
     )  # fmt: skip
-    target = informed[0]
+    target = any_kind[0]
     draft = load_draft(tmp_path / "head", target)
     assert active_head_config(draft).target_signature
     settings = {"max_new_tokens": 20, "do_sample": False}

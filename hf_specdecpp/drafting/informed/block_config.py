@@ -104,12 +104,12 @@ def block_kind(config: dict[str, Any]) -> str | None:
     return kind if kind in CONFIGS else None
 
 
-def check_chained(config: PreTrainedConfig) -> None:
-    """Raises `ValueError` for a draft of blocks, where a draft is to go on token by token."""
-    if isinstance(config, DFlashConfig):
+def check_reads(config: PreTrainedConfig, states: list[str]) -> None:
+    """Raises `ValueError` if `states`, of `"before"` and `"after"` a token, has one that a draft of blocks lacks."""
+    if isinstance(config, DFlashConfig) and "after" in states:
         raise ValueError(
-            "the draft says blocks of tokens in one pass, and labels and traces are made of drafts that go on token "
-            "by token: generate with it, or give another draft"
+            "the draft says a block of tokens in one pass and reads none of them, so it has no state after a token: "
+            "label with --states before, and train a head with --reads before"
         )
 
 
