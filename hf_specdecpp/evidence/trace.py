@@ -282,10 +282,12 @@ def record_trace(
         logits = target(known.to(target.device)).logits
     if decoding.do_sample:
         target_logits = logits[0, first - 1 : -1].to(device)
-    branches = branches_of(draft, known[:, :-1].to(device), vocab_size, None if taps is None else taps[:, :-1])
     # A draft that reads the target's states has none beside the prompt.
     drafts, kept = [Draft([], 0)] if layers else [], []
-    for begin in torch.arange(len(drafts), len(response), device=device).split(DRAFTS_PER_PASS):
+    begins = torch.arange(len(drafts), len(response), device=device)
+    if len(begins):
+        branches = branches_of(draft, known[:, :-1].to(device), vocab_size, None if taps is None else taps[:, :-1])
+    for begin in begins.split(DRAFTS_PER_PASS) if len(begins) else ():
         logits, states, drawn = *branches.begin(begin + first), None
         followed = torch.ones_like(begin, dtype=torch.bool)  # the drafts that are what the target said so far
         found, found_states = [], []
@@ -314,7 +316,7 @@ def record_trace(
     trace = Trace(list(response), max_new_tokens, drafts, block=Pair(draft, None, None).block)
     if head is None:
         return trace, None
-    kept_states = torch.stack(kept)
+    kept_states = torch.stack(kept) if kept else torch.empty(0, head[1].hidden_size, dtype=torch.float16)
     return judged(trace, kept_states, *head), kept_states
 
 

@@ -200,6 +200,18 @@ def test_from_labels_to_a_head_that_stops_it(any_kind, folder, tmp_path):
     assert "transformers' assisted decoding does not run with this draft" in " ".join(bench.split())
 
 
+def test_a_response_of_one_token(any_kind):
+    """No draft begins in it, and none was beside the prompt."""
+    target, draft, texts = any_kind
+    first = texts[0][0, len(PROMPTS[0])].item()
+    for ids in ([5], PROMPTS[0]):
+        alone, _ = record_trace(target, draft, ids, [first], Decoding(), 6)
+        headed = with_head(draft, reads="before")
+        judged, states = record_trace(target, headed, ids, [first], Decoding(), 6)
+        assert alone == judged and [each.tokens for each in judged.drafts] == [[]] and states.shape == (0, 32)
+        headed.unload()
+
+
 def test_labels_without_states_or_of_two_modes_are_refused(folder, tmp_path):
     models = ("--target", folder / "target", "--draft", folder / "draft", "--prompts", folder / "prompts.jsonl")
     for more in (("--mode", "greedy", "--mode", "sampling"), ("--procedure", "specdec++")):
