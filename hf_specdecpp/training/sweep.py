@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..acceptance import AcceptanceHeadConfig, read_head
 from ..decoding import Decoding
+from ..drafting.informed.block_config import CONFIGS
 from ..evidence.conditions import public, write_result
 from ..evidence.files import save_figure
 from ..evidence.replay import replay
@@ -66,12 +67,14 @@ def variants(base: AcceptanceHeadConfig, labels: list[Path], choices: Sequence[s
 
     features = {"none": [], "probability": ["probability"], "entropy": ["entropy"], "position": ["position"]}
     features |= {"probability, entropy": ["probability", "entropy"], "all": ["probability", "entropy", "position"]}
+    is_of_blocks = read_card(labels[0]).draft_signature.split("-")[0] in CONFIGS  # see `check_reads`
+    reads = ("before",) if is_of_blocks else ("before", "after")
     deep = max(base.num_layers, 3)
     found = [
         *changed("depth", **{str(d): {"num_layers": d} for d in range(5)}),
         *changed("blocks", **{f"{deep}, tied": {"num_layers": deep, "tied": True}}),
         *changed("rejection-weight", **{str(w): {"rejection_weight": float(w)} for w in (1, 3, 6, 12)}),
-        *changed("reads", before={"reads": "before"}, after={"reads": "after"}),
+        *changed("reads", **{each: {"reads": each} for each in reads}),
         *changed("features", **{name: {"features": value} for name, value in features.items()}),
         # What is accepted of a draw under rejection sampling; the seeded coupling has no such closed form.
         *([] if Decoding.stored(base.decoding).has_noise else [Variant("label", "overlap", label="overlap")]),

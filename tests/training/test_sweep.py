@@ -52,6 +52,13 @@ def test_one_choice_is_changed_at_a_time(material):
         variants(base, [material / "labels"], ["width"])
 
 
+def test_a_draft_of_blocks_has_no_state_after_a_token(material, tmp_path):
+    card = json.loads((material / "labels" / "labels.json").read_text())
+    (tmp_path / "labels.json").write_text(json.dumps(card | {"draft_signature": "dflash-5x2560-151936"}))
+    base = AcceptanceHeadConfig(num_layers=1, reads="before")
+    assert [v.name for v in variants(base, [tmp_path], ["reads"])] == ["base"]
+
+
 def test_worth_is_the_best_threshold_and_the_untuned_rule(material):
     traces = read_traces(material / "traces.jsonl")
     found = worth(traces, COSTS, 0.5)
