@@ -76,7 +76,7 @@ class MtpForCausalLM(PublishedDraft, PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: MtpConfig, mtp: MtpModel):
         super().__init__(config)
-        self.model, self.lm_head = MtpStep(mtp), TargetVocabulary()
+        self.model, self.lm_head = MtpStep(mtp), TargetVocabulary(config)
 
     @classmethod
     def from_pretrained(cls, target: PreTrainedModel) -> MtpForCausalLM:
