@@ -45,19 +45,22 @@ def warm(
     taps = Taps(layers, rows) if layers else None
     asked = [("target", running.target(target, [0] * rows, taps), [{}])]
     if draft is not None and not isinstance(draft.config, DFlashConfig):  # whose blocks are read eagerly
-        states = {
-            "taps": len(layers) * target.config.get_text_config().hidden_size,
-            "states": draft.config.hidden_size,
-        }
-        kinds = [{name: size} for name, size in states.items()] if layers else [{}]
+        width = len(layers) * target.config.get_text_config().hidden_size
+        states = {"taps": (width, target.dtype), "states": (draft.config.get_text_config().hidden_size, draft.dtype)}
+        kinds = [{name: state} for name, state in states.items()] if layers else [{}]
         asked.append(("draft", running.draft(draft, [0] * rows), kinds))
     with running.ready(target, draft):
         for name, engine, kinds in asked:
             if not isinstance(engine, StaticEngine):
                 continue
 
-            def inputs(width: int, sizes: dict[str, int], device: torch.device = engine.device) -> dict[str, Tensor]:
-                return {key: torch.zeros(rows, width, size, device=device) for key, size in sizes.items()}
+            def inputs(
+                width: int, kind: dict[str, tuple[int, torch.dtype]], device: torch.device = engine.device
+            ) -> dict[str, Tensor]:
+                return {
+                    key: torch.zeros(rows, width, size, dtype=dtype, device=device)
+                    for key, (size, dtype) in kind.items()
+                }
 
             engine.read(torch.zeros(rows, 1, dtype=torch.long), **inputs(1, kinds[0]))
             engine.keep([[0]] * rows)

@@ -96,6 +96,23 @@ def test_nothing_is_compiled_twice():
     assert counters["stats"]["unique_graphs"] == before
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_what_a_draft_reads_of_the_target_is_not_compiled_twice(dtype):
+    target = tiny_model("llama")
+    draft = informed_draft(target, [prompt(12)[0]], steps=0).to(dtype)
+    target = copy.deepcopy(target).to(dtype)
+    draft.borrow(target)
+    running = running_for("compiled", target, draft, 40)
+    running.compiled["backend"] = "eager"
+    warm(running, target, draft)
+    before = counters["stats"]["unique_graphs"]
+    drafts = {"assistant_model": draft, "candidate_generator": SpecDecPP, "max_new_tokens": 12, "do_sample": False}
+    for branches in (1, 3):
+        rule = StoppingConfig(rule="eagle-2", settings={"branches": branches, "depth": 3, "nodes": 7})
+        target.generate(input_ids=prompt(9), stopping_config=rule, **drafts, **compiled())
+    assert counters["stats"]["unique_graphs"] == before
+
+
 def test_a_round_that_compiles_shows_no_costs():
     target, draft, _ = models("llama")
     config = StoppingConfig(rule="fixed", settings={"length": 3})
