@@ -73,7 +73,7 @@ class Engine:
             inputs: what the model reads beside the tokens.
         """
         n = tokens.shape[1]
-        # By number, which copies: of a slice one row long torch takes the product with a weight on a path 7 times as slow.
+        # By number, which copies: the product of a slice one row long with a weight takes torch 7 times as long.
         kept = list(range(n))[-keep:] if isinstance(keep, int) else keep
         kept = None if kept == list(range(n)) else kept
         self.slots.begin, self.slots.of_rows = max(self.lengths) + self.fresh, None
