@@ -27,7 +27,7 @@ def demo(
     attention: str = ATTENTION,
     quantization: str = QUANTIZATION,
 ) -> None:
-    """Answer a prompt with SpecDec++, then compare it with plain and assisted decoding: a shorter `bench --quick`."""
+    """Answer a prompt with SpecDec++, then compare it with what else there is: a shorter `bench --quick`."""
     from hf_specdecpp.bench.methods import QUICK
     from hf_specdecpp.bench.run import Settings
 

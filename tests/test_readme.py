@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import hf_specdecpp
 from hf_specdecpp import StoppingConfig
+from hf_specdecpp.drafting.informed.config import Eagle3Config
 from hf_specdecpp.hub.demo_pair import DRAFT, HUB_ID
 from hf_specdecpp.stopping import RULES
 from hf_specdecpp_cli import app
@@ -33,7 +34,7 @@ def ten_lines():
 
     Answers for the Hub: a model of the target's shape with random weights, and its real tokenizer.
     """
-    draft = AutoModelForCausalLM.from_pretrained(DRAFT).config
+    draft = Eagle3Config.from_pretrained(DRAFT)
     shape = {n: getattr(draft, n) for n in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")}
     config = LlamaConfig(num_hidden_layers=30, num_key_value_heads=draft.num_key_value_heads, eos_token_id=2, **shape)
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_specdecpp import AcceptanceHeadConfig, CompactLlamaConfig, CompactLlamaForCausalLM
 from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.decoding import Decoding
+from hf_specdecpp.drafting.informed.eagle3 import Eagle3ForCausalLM
 from hf_specdecpp.hub.data import prompt_digest
 from hf_specdecpp.hub.demo_pair import DRAFT, HEADS
 from hf_specdecpp.training.label_folder import read_card
@@ -236,16 +237,13 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     assert set(fresh.with_suffix(".txt").read_text().split()) == set(map(prompt_digest, chosen))
 
     run(
-        "training/evaluate_draft.py", "--target", target, "--draft", draft, "--set", "prompts",
-        material / "prompts.jsonl", 4, "--responses", responses, "--max-new-tokens", 8,
-        "--output", tmp_path / "draft.json",
+        "training/evaluate_draft.py", "--target", target, "--draft", draft, "--draft", target, "--responses",
+        f"dolly={responses}", "--limit", 4, "--dtype", "float32", "--output", tmp_path / "draft.json",
     )  # fmt: skip
-    found = json.loads((tmp_path / "draft.json").read_text())["sets"]
-    assert list(found) == [
-        "prompts, sampled responses", "prompts, greedy responses", "dolly_train held out, sampled responses",
-        "gsm8k_train held out, sampled responses",
-    ]  # fmt: skip
-    assert all(0 < s["overlap"] <= 1 and s["tokens"] > 0 for s in found.values())
+    found = json.loads((tmp_path / "draft.json").read_text())["sets"]["dolly"]
+    distilled, same = found[draft.name], found[target.name]
+    assert same["first_four"] == 1 and same["match"][0] == 1 and min(same["overlap"]) > 0.999
+    assert distilled["tokens"] == same["tokens"] > 0 and 0 < min(distilled["overlap"]) < 1
 
     with_head(drafts[1], reads="before", target_signature="llama-2x32-264").save_pretrained(head)
 
@@ -319,18 +317,28 @@ def test_responses_are_sampled_once_and_a_killed_run_goes_on(run, material, tmp_
     assert len((tmp_path / "reference.jsonl").read_text().splitlines()) == 5
 
 
+def test_functions_of_a_library_are_prompts_without_their_bodies(run, tmp_path):
+    library, output = tmp_path / "library", tmp_path / "docstrings.jsonl"
+    (library / "tests").mkdir(parents=True)
+    function = 'def area(side):\n    """How much room a square has, by the length of its side, in metres."""\n'
+    (library / "shapes.py").write_text(f"@cached\n{function}    return side * side\n\ndef bare():\n    return 1\n")
+    (library / "copy.py").write_text(f"{function}    return side**2\n")
+    (library / "wrong.py").write_text("def (")
+    (library / "tests" / "more.py").write_text(function.replace("area", "tested"))
+    run("docstring_prompts.py", "--library", library, "--output", output)
+    [row] = map(json.loads, output.read_text().splitlines())
+    assert row == {"prompt": function.rstrip()}
+
+
 def test_the_shipped_weights_fit_together_and_are_small():
-    draft = AutoModelForCausalLM.from_pretrained(DRAFT)
-    assert model_signature(draft.config).startswith("compact_llama-2x576-")
+    draft = Eagle3ForCausalLM.from_pretrained(DRAFT)
     assert draft.config.vocab_size == 49152 == len(AutoTokenizer.from_pretrained(DRAFT))
+    assert all(weight.isfinite().all() for weight in draft.parameters())
     for name, sample in (("greedy", False), ("sampling", True)):
         draft.load_adapter(str(HEADS / name), adapter_name=name)
         config = AcceptanceHeadConfig.from_pretrained(HEADS / name)
         assert config.decoding["do_sample"] is sample
+        assert config.draft_signature == model_signature(draft.config)
         assert config.target_signature == "llama-30x576-49152"
-    draft.set_adapter("greedy")
-    with torch.no_grad():
-        logits = draft(torch.tensor([[1, 9690, 198]])).logits
-    assert logits.shape == (1, 3, 49152) and logits.isfinite().all()
     weights = [path for folder in (DRAFT, HEADS) for path in folder.rglob("*.safetensors")]
-    assert sum(path.stat().st_size for path in weights) < 44e6 and (DRAFT / "model.safetensors").stat().st_size < 32e6
+    assert sum(path.stat().st_size for path in weights) < 44e6 and (DRAFT / "model.safetensors").stat().st_size < 24e6

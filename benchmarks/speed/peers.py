@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0", "flashspec==0.3.1"]
 # ///
-"""SpecDec++ beside what else speeds up transformers with the same draft, by the clock, one text at a time, greedy.
+"""SpecDec++ beside what else speeds up transformers, by the clock, one text at a time, greedy.
 
     python -m venv runs/peers && runs/peers/bin/pip install -c constraints.txt flashspec==0.3.1 -e .
     runs/peers/bin/python benchmarks/speed/peers.py --set alpaca --set gsm8k --set humaneval \
@@ -12,7 +12,8 @@ The methods are those of `specdecpp bench` by the same names, and `flashspec`: i
 what its author recommends (prompt lookup of up to 6 tokens, else the draft's next 2; compilation is for CUDA alone);
 `flashspec=STRATEGY` is another of its strategies, `flashspec=K` the draft alone with K tokens a step. SpecDec++ has no
 settings either: its default sources, and costs that it measures as it runs, or those of `specdecpp calibrate` if that
-was run for this pair. The others use a copy of the draft without a head.
+was run for this pair. The others use a copy of the draft without a head or, where ours reads its target, which
+none of them can, the ordinary draft `--peers-draft`.
 
 What is compiled is compiled before. Each prompt goes through all methods once untimed, which warms up and counts, and
 then `--repeats` times by the clock (0 times that first one), beginning with another method than the prompt before.
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--target", help="left out, the demo's")
     parser.add_argument("--draft", help="left out, the shipped one")
     parser.add_argument("--head", help="of the draft; left out, the shipped one if the draft is")
+    parser.add_argument("--peers-draft", help="for methods that take ordinary drafts alone, if --draft is none")
     parser.add_argument("--set", action="append", required=True, dest="sets", help="of the bench, or NAME=SOURCE")
     parser.add_argument("--count", type=int, default=24, help="prompts of each set")
     parser.add_argument("--method", action="append", dest="methods", help=f"left out, {', '.join(METHODS)}")
@@ -158,7 +160,7 @@ def main() -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     target, draft = load_pair(settings.target, settings.draft, settings.dtype, head=settings.head)
-    headless = load_model(settings.draft, settings.dtype)
+    headless = load_model(args.peers_draft or settings.draft, settings.dtype)
     tokenizer = load_tokenizer(settings.target)
     prompts = {}
     for named in settings.sets:

@@ -17,7 +17,10 @@ mkdir -p "$RUNS"
 
 # Beside prompt lookup, assisted generation and flashspec, in an environment of its own.
 [ -e "$RUNS/peers/bin/python" ] || { python -m venv "$RUNS/peers" && "$RUNS/peers/bin/pip" install -c constraints.txt flashspec==0.3.1 -e .; }
-peers() { "$RUNS/peers/bin/python" $S/peers.py --target "$TARGET" --count 12 --repeats 0 --max-new-tokens 64 "$@"; }
+# They cannot take a draft that reads its target: theirs is the ordinary one that was shipped before.
+ordinary=runs/draft
+[ -e $ordinary ] || { mkdir -p runs && git archive 3be3ff9 recipes/smollm2-135m/draft | tar x --strip-components 2 -C runs; }
+peers() { "$RUNS/peers/bin/python" $S/peers.py --target "$TARGET" --peers-draft $ordinary --count 24 --repeats 0 --max-new-tokens 64 "$@"; }
 peers "${THREE[@]}" --set "$MT_BENCH" --output "$RUNS/compiled-greedy.json"
 eager=(); for m in plain lookup assisted flashspec text recommended; do eager+=(--method $m); done
 peers "${THREE[@]}" --set "$MT_BENCH" --set "$SUMMARIES" "${eager[@]}" --output "$RUNS/peers-greedy.json"

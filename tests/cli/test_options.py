@@ -57,6 +57,11 @@ def test_a_group_does_nothing_for_its_subcommands(monkeypatch):
     assert CliRunner().invoke(app, ["bench", "report", "--help"]).exit_code == 0
 
 
+def test_a_head_without_its_draft_is_refused_before_anything_is_loaded():
+    done = CliRunner().invoke(app, ["compile", "--target", "no/such-target", "--head", "head"])
+    assert done.exit_code == 1 and "--head is of a draft: give --draft too" in " ".join(done.stderr.split())
+
+
 def test_help_imports_no_library():
     """`specdecpp --help` takes less than a second, as long as this holds."""
     code = """
