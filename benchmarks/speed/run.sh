@@ -32,6 +32,8 @@ parts=(); for m in plain transformers-loop chain tree recommended text lookup; d
 specdecpp bench "${THREE[@]}" "${parts[@]}" --count 24 --repeats 0 --output "$RUNS/loop-greedy.json"
 specdecpp bench "${THREE[@]}" --method assisted --method assisted=1 --method lookup --method recommended --method specdec++ \
     --count 12 --repeats 0 --sample --output "$RUNS/bench-sampling.json"
+reads=(); for m in plain lookup recommended compiled:fixed=0 compiled:recommended; do reads+=(--method $m); done
+specdecpp bench "${THREE[@]}" "${reads[@]}" --count 8 --repeats 0 --sample --output "$RUNS/informed-sampling.json"
 compiled=(); for m in plain compiled assisted lookup recommended compiled:fixed=0 compiled:recommended; do compiled+=(--method $m); done
 specdecpp bench --set "$ALPACA" --set "$GSM8K" "${compiled[@]}" --count 8 --repeats 0 --sample --output "$RUNS/compiled-sampling.json"
 specdecpp bench report "$RUNS/loop-greedy.json" "$RUNS/bench-sampling.json" --output "$RUNS/bench"
