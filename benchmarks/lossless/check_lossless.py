@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig
 from hf_specdecpp.hub.data import load_rows, prompt_ids, prompt_text
+from hf_specdecpp.hub.loading import load_pair, load_tokenizer
 
 
 def main() -> None:
@@ -43,12 +43,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(m, dtype=getattr(torch, args.dtype)).eval()
-        for m in (args.target, args.draft)
-    )
-    draft.load_adapter(args.head)
+    tokenizer = load_tokenizer(args.target)
+    target, draft = load_pair(args.target, args.draft, args.dtype, head=args.head)
     lines = [json.loads(line) for line in args.output.read_text().splitlines()] if args.output.exists() else []
     done = {(line["set"], line["row"]) for line in lines}
     # Round robin over the sets, so that a run cut short has seen them all.

@@ -22,9 +22,6 @@ import random
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from hf_specdecpp import AcceptanceHeadConfig, StoppingConfig
 from hf_specdecpp.acceptance import read_head
 from hf_specdecpp.bench.sets import load_prompts
@@ -36,6 +33,7 @@ from hf_specdecpp.evidence.conditions import write_result
 from hf_specdecpp.evidence.replay import oracle, replay
 from hf_specdecpp.evidence.trace import Trace, judged, read_states, read_traces, record_traces
 from hf_specdecpp.hub.data import prompt_ids
+from hf_specdecpp.hub.loading import load_pair, load_tokenizer
 from hf_specdecpp.stopping import CostProfile
 
 THRESHOLDS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
@@ -153,11 +151,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(m, dtype=torch.bfloat16).eval() for m in (args.target, args.draft)
-    )
-    draft.load_adapter(str(args.head))
+    tokenizer = load_tokenizer(args.target)
+    target, draft = load_pair(args.target, args.draft, "bfloat16", head=str(args.head))
     head = AcceptanceHeadConfig.from_pretrained(args.head)
     decoding, longest = Decoding(**head.decoding), args.max_draft_length
     profile = Calibration.load(args.costs).at(128) if args.costs else measure_costs(target, draft, longest)

@@ -31,7 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 from hf_specdecpp import SpecDecPP, collect_stats
 from hf_specdecpp.evidence.conditions import write_result
 from hf_specdecpp.hub.data import load_rows, prompt_text
-from hf_specdecpp.hub.loading import load_head, load_model, load_tokenizer
+from hf_specdecpp.hub.loading import load_pair, load_tokenizer
 
 
 class Clock(BaseStreamer):
@@ -139,8 +139,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
-    target, draft = load_model(args.target, args.dtype), load_model(args.draft, args.dtype)
-    load_head(draft, args.head)
+    target, draft = load_pair(args.target, args.draft, args.dtype, head=args.head)
     tokenizer, rows = load_tokenizer(args.target), load_rows(args.prompts)
     ways = {"plain": None, "specdec++": draft}
     table = []

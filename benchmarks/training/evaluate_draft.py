@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["hf_specdecpp @ git+https://github.com/hf-specdecpp/hf_specdecpp@v0.2.0"]
 # ///
-"""How often drafts agree with the target by position, on the target's own responses; drafts of every kind that chain.
+"""How often drafts agree with the target by position, on the target's own responses; drafts of every kind.
 
     python benchmarks/training/evaluate_draft.py --target TARGET --draft recipes/smollm2-135m/draft --draft OTHER \\
         --responses alpaca-dev=responses.jsonl --output benchmarks/training/results/DATE-drafts.json
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from hf_specdecpp.decoding.taps import read_whole
 from hf_specdecpp.drafting.informed.config import layers_read
 from hf_specdecpp.evidence.conditions import public, write_result
-from hf_specdecpp.evidence.trace import Branches
+from hf_specdecpp.evidence.trace import branches_of
 from hf_specdecpp.hub.loading import DTYPES, load_draft, load_model, load_tokenizer
 from hf_specdecpp.training.informed_draft import Text, read_responses
 
@@ -47,10 +47,11 @@ def judge(target: PreTrainedModel, draft: PreTrainedModel, texts: list[Text]) ->
             logits, taps = target(ids).logits, None
         p = logits[0, :, :vocab_size].float().softmax(-1)
         best = p.argmax(-1)
-        branches = Branches(draft, ids[:, :-1], vocab_size, None if taps is None else taps[:, :-1])
+        branches = branches_of(draft, ids[:, :-1], vocab_size, None if taps is None else taps[:, :-1])
         going = torch.ones_like(begins, dtype=torch.bool)
         said, _ = branches.begin(begins)
-        for position in range(POSITIONS):
+        positions = min(POSITIONS, branches.reach)
+        for position in range(positions):
             at = begins + position
             inside = at < len(text.ids)
             at = at.clamp(max=len(text.ids) - 1)
@@ -61,7 +62,7 @@ def judge(target: PreTrainedModel, draft: PreTrainedModel, texts: list[Text]) ->
             if not position:
                 first_four += (said.topk(4, -1).indices == best[at - 1, None]).any(-1).sum().item()
             going = judged & (own == ids[0, at])
-            if position + 1 < POSITIONS:
+            if position + 1 < positions:
                 said, _ = branches.read(ids[0, at])
     right, judged, overlap, count = counts
     return {

@@ -8,16 +8,17 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 RUNS=${1:?folder for what is measured} S=benchmarks/training R=recipes/smollm2-135m
 TARGET=${TARGET:-HuggingFaceTB/SmolLM2-135M-Instruct}
-PAIR=(--target "$TARGET" --draft $R/draft)
-mkdir -p "$RUNS"
+mkdir -p "$RUNS" runs
+# The speeds are of the ordinary draft that was shipped before: the authors' procedure takes no other.
+ordinary=runs/draft
+[ -e $ordinary ] || git archive 3be3ff9 recipes/smollm2-135m/draft | tar x --strip-components 2 -C runs
+PAIR=(--target "$TARGET" --draft $ordinary)
 
 python $S/label_speed.py "${PAIR[@]}" --prompts "${PROMPTS:?}" --chunks 3 --chunk-size 64 --max-new-tokens 96 --output "$RUNS/label-speed-greedy.json"
-python $S/label_memory.py --target $R/draft --draft $R/draft --prompts "$PROMPTS" --states before --output "$RUNS/label-memory.json"
+python $S/label_memory.py --target $ordinary --draft $ordinary --prompts "$PROMPTS" --states before --output "$RUNS/label-memory.json"
 specdecpp label "${PAIR[@]}" --prompts "$PROMPTS" --limit 320 --max-new-tokens 96 --states before --states after --output "$RUNS/labels"
 for reads in before after; do
-    python $S/training_speed.py --labels "$RUNS/labels" --draft $R/draft --reads $reads --epochs 2 --limit 320 --output "$RUNS/training-speed-$reads.json"
+    python $S/training_speed.py --labels "$RUNS/labels" --draft $ordinary --reads $reads --epochs 2 --limit 320 --output "$RUNS/training-speed-$reads.json"
 done
-ordinary=runs/draft
-[ -e $ordinary ] || { mkdir -p runs && git archive 3be3ff9 recipes/smollm2-135m/draft | tar x --strip-components 2 -C runs; }
-python $S/evaluate_draft.py "${PAIR[@]}" --draft $ordinary --responses "${RESPONSES:?}" --output "$RUNS/drafts.json"
+python $S/evaluate_draft.py "${PAIR[@]}" --draft $R/draft --responses "${RESPONSES:?}" --output "$RUNS/drafts.json"
 python recipes/train_head.py $R.yaml --output "$RUNS/heads"
