@@ -10,13 +10,16 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 RUNS=${1:?folder for labels, heads and traces} RESULTS=${2:?folder for results}
 R=recipes/smollm2-135m
-TARGET=${TARGET:-HuggingFaceTB/SmolLM2-135M-Instruct} DRAFT=${DRAFT:-$R/draft} COUNT=${COUNT:-150} LABELLED=${LABELLED:-500}
+TARGET=${TARGET:-HuggingFaceTB/SmolLM2-135M-Instruct} DRAFT=${DRAFT:-runs/draft} HEAD=${HEAD:-runs/heads/sampling} COUNT=${COUNT:-150} LABELLED=${LABELLED:-500}
 GSM8K_TEST=${GSM8K_TEST:-openai/gsm8k:main:test} HUMANEVAL=${HUMANEVAL:-openai/openai_humaneval:test}
 : "${ALPACA_TRAIN:?a file or Hub dataset}" "${ALPACA_DEV:?}" "${ALPACA_TEST:?}"
-mkdir -p "$RUNS" "$RESULTS"
+mkdir -p "$RUNS" "$RESULTS" runs
+# The paper's labels take an ordinary draft; this one was shipped before, with its heads.
+[ -e "$DRAFT" ] && [ -e "$HEAD" ] ||
+    git archive 3be3ff9 recipes/smollm2-135m/draft recipes/smollm2-135m/heads | tar x --strip-components 2 -C runs
 PAIR=(--target "$TARGET" --draft "$DRAFT")
 
-[ -e "$RUNS/costs/bfloat16.json" ] || specdecpp calibrate "${PAIR[@]}" --head $R/heads/sampling --output "$RUNS/costs"
+[ -e "$RUNS/costs/bfloat16.json" ] || specdecpp calibrate "${PAIR[@]}" --head "$HEAD" --output "$RUNS/costs"
 COSTS=$RUNS/costs/bfloat16.json
 
 # Labels of one set of responses: read on-policy (`label on-policy`) or by the paper's procedure (`label paper-0.15`).
