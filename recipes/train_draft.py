@@ -13,6 +13,8 @@ bfloat16 (of SmolLM2-135M 3.5 kB a token); without it the target is asked anew i
 beside it has the losses, and by position of the draft how often it and the target agree, on what was held out and on
 the responses of each `--evaluate NAME=FILE`.
 
+With `--start DRAFT` it goes on from a draft, of one's own or a published one, on new text.
+
 Killed, the same command goes on from the last checkpoint and ends as if it had not been. `accelerate launch` instead
 of `python` shares the work among GPUs. The defaults are of a target of 135M parameters; larger ones want a lower
 `--learning-rate`, such as 1e-4 for 8B. Two CPU cores train 2,000 tokens a second of that target, and take 1,350 for
@@ -44,6 +46,7 @@ from hf_specdecpp.training.informed_draft import (
     judge_draft,
     read_responses,
     train_draft,
+    trained_draft,
 )
 from hf_specdecpp.training.pipeline import leave_processes
 from hf_specdecpp_cli import speaks_plainly
@@ -58,6 +61,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for the draft; a killed run goes on in it.")],
     teacher: Annotated[Path | None, typer.Option(help="Folder where what the target says is kept.")] = None,
     evaluate: Annotated[list[str], typer.Option(metavar="NAME=FILE", help="Responses to judge the draft on.")] = (),
+    start: Annotated[
+        str | None, typer.Option(help="An EAGLE-3 draft to go on from, with its vocabulary and the states it reads.")
+    ] = None,
     draft_vocab_size: Annotated[int, typer.Option(help="Tokens that the draft can say.")] = 12288,
     target_layers: Annotated[
         list[int] | None, typer.Option(help="Indices of the hidden states that it reads.")
@@ -89,11 +95,15 @@ def main(
         texts[name] = [text for _, text in read_responses(Path(path), tokenizer)]
 
     model = load_model(target, dtype).to(accelerator.device)
-    size = min(draft_vocab_size, model.config.get_text_config().vocab_size)
-    token_ids = choose_vocabulary(texts["train"], size, model.config.get_text_config().vocab_size)
-    draft = initial_draft(model, token_ids, target_layers)
+    if start is None:
+        size = min(draft_vocab_size, model.config.get_text_config().vocab_size)
+        token_ids = choose_vocabulary(texts["train"], size, model.config.get_text_config().vocab_size)
+        draft = initial_draft(model, token_ids, target_layers)
+        draft.borrow(model)
+    else:
+        draft = trained_draft(start, model, target_layers)
+        size = draft.config.draft_vocab_size
     draft.config.target_name_or_path = public(target)
-    draft.borrow(model)
     draft.to(accelerator.device)
 
     main_process = accelerator.is_main_process
@@ -106,7 +116,7 @@ def main(
     }
     settings = asdict(training) | {
         "target": public(target), "draft_vocab_size": size, "target_layers": list(layers), "max_steps": max_steps,
-        "dtype": dtype, "texts": {name: len(found) for name, found in texts.items()},
+        "start": start and public(start), "dtype": dtype, "texts": {name: len(found) for name, found in texts.items()},
         "processes": accelerator.num_processes,
     }  # fmt: skip
     keep_settings(output / "settings.json", settings, f"{str(output)!r} holds a draft trained", writes=main_process)

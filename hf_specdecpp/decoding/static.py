@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -87,9 +87,7 @@ class Running:
     @contextmanager
     def ready(self, *models: PreTrainedModel | None) -> Iterator[None]:
         """Within the context `models` may run; behind it their caches wait for the next generation."""
-        with ExitStack() as stack:
-            if self.room:
-                stack.enter_context(packed(*models))
+        with packed(*models):
             yield
             for engine in self.engines:
                 engine.put_back()
@@ -323,7 +321,7 @@ def a_forward() -> Callable[..., ModelOutput]:
 
 
 def free_static(model: PreTrainedModel | None = None) -> None:
-    """Frees what static and compiled generations keep for the next one: caches, packed weights, graphs.
+    """Frees what generations keep for the next one: packed weights, static caches, graphs.
 
     Args:
         model (`PreTrainedModel`, *optional*): of which; left out, of all.

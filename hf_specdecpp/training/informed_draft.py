@@ -24,6 +24,7 @@ from ..drafting.informed.config import Eagle3Config, layers_read
 from ..drafting.informed.eagle3 import Eagle3ForCausalLM
 from ..evidence.files import atomically, keep_settings
 from ..hub.data import prompt_ids
+from ..hub.loading import load_draft
 from .unrolling import DraftQuality, Lesson, UnrolledLoss
 
 NAMES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps",
@@ -162,6 +163,18 @@ def initial_draft(
         draft.model.norm.weight.copy_(norm.weight)
     draft.lm_head.weight.copy_(target.get_output_embeddings().weight[token_ids])
     draft.lm_head.d2t.copy_(token_ids - torch.arange(len(token_ids)))
+    return draft
+
+
+def trained_draft(name: str, target: PreTrainedModel, target_layers: list[int] | None = None) -> Eagle3ForCausalLM:
+    """An EAGLE-3 draft to train further, in float32, see `load_draft`; its vocabulary stays.
+
+    Raises:
+        ValueError: if it is no EAGLE-3 draft for `target`.
+    """
+    draft = load_draft(name, target, target_layers, dtype=torch.float32)
+    if not isinstance(draft, Eagle3ForCausalLM) or getattr(draft, "peft_config", None):
+        raise ValueError(f"{name!r} holds no EAGLE-3 draft of its own, and no other is trained: give the folder of one")
     return draft
 
 

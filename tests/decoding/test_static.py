@@ -4,6 +4,7 @@ import copy
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from transformers import CompileConfig, DynamicCache
 from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig, free_static
 from hf_specdecpp.costs.store import pair_identity
 from hf_specdecpp.costs.warm import running_for, warm
+from hf_specdecpp.decoding import packing
 from hf_specdecpp.decoding import static as statics
+from hf_specdecpp.decoding.engine import Engine
 from hf_specdecpp.decoding.packing import PackedLinear, packed
 from hf_specdecpp.decoding.static import WIDTHS, StaticEngine
 
@@ -369,17 +372,45 @@ class TestPacking:
             free_static(freed)
             assert kept() is None
 
-    def test_static_generations_pack(self, model, monkeypatch):
-        seen, original = [], StaticEngine.read
+    def test_weights_changed_behind_the_version_are_packed_anew(self, model):
+        with packed(model):
+            before = self.logits(model)
+        model.model.layers[0].mlp.up_proj.weight.data.mul_(3)
+        expected = self.logits(model)
+        with packed(model):
+            assert torch.equal(self.logits(model), expected) and not torch.equal(expected, before)
+
+    def test_a_model_without_room_for_copies_stays_as_it_is(self, model, monkeypatch):
+        said = []
+        monkeypatch.setattr(packing.logger, "warning", said.append)
+        memory = SimpleNamespace(available=10_000)
+        monkeypatch.setattr(packing.psutil, "virtual_memory", lambda: memory)
+        for _ in range(2):
+            with packed(model):
+                assert type(model.lm_head) is nn.Linear
+            memory.available = 1e12
+        assert len(said) == 1 and "LlamaForCausalLM runs without packed weights, and slower" in said[0]
+        free_static(model)
+        with packed(model):
+            assert type(model.lm_head) is PackedLinear
+
+    def test_torch_s_own_switch_leaves_them_alone(self, model, monkeypatch):
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+        with packed(model):
+            assert type(model.lm_head) is nn.Linear
+
+    @pytest.mark.parametrize("how", [{}, EAGER], ids=["growing", "static"])
+    def test_generations_pack(self, model, monkeypatch, how):
+        seen, original = [], Engine.read
 
         def read(self, *args, **kwargs):
             seen.append(type(self.model.lm_head))
             return original(self, *args, **kwargs)
 
-        monkeypatch.setattr(StaticEngine, "read", read)
+        monkeypatch.setattr(Engine, "read", read)
         target, draft = model, with_head(similar_draft(model), **HEAD)
         target.generate(
-            **ragged(5, 9), **GREEDY, **EAGER, max_new_tokens=9, assistant_model=draft, candidate_generator=SpecDecPP,
+            **ragged(5, 9), **GREEDY, **how, max_new_tokens=9, assistant_model=draft, candidate_generator=SpecDecPP,
             stopping_config=COST_AWARE,
         )  # fmt: skip
         assert PackedLinear in seen and type(model.lm_head) is nn.Linear

@@ -237,6 +237,16 @@ def test_the_recipe_makes_a_draft_that_drafts(recipe, texts, capsys):
     assert ours.tolist() == target.generate(prompt(9), **settings).tolist() and any(r.drafted for r in rounds)
 
 
+def test_the_recipe_goes_on_from_a_draft(recipe, texts, capsys):
+    folder, run = recipe
+    assert not run("first", "--max-steps", 20)
+    assert not run("more", "--start", folder / "first" / "draft", "--draft-vocab-size", 7, "--max-steps", 2)
+    first, more = (json.loads((folder / name / "metrics.json").read_text()) for name in ("first", "more"))
+    assert more["settings"]["draft_vocab_size"] == 200 and more["losses"][0] < 0.9 * first["losses"][0]
+    ordinary = folder / "target"
+    assert run("other", "--start", ordinary) == 1 and "holds no EAGLE-3 draft of its own" in capsys.readouterr().err
+
+
 def test_bad_input_gets_one_sentence(recipe, capsys):
     folder, run = recipe
     run("draft", "--max-steps", 1)
