@@ -101,7 +101,9 @@ def main(
         draft = initial_draft(model, token_ids, target_layers)
         draft.borrow(model)
     else:
-        draft = trained_draft(start, model, target_layers)
+        if target_layers:
+            raise ValueError(f"the draft in {start!r} says which layers it reads: leave --target-layers out")
+        draft = trained_draft(start, model)
         size = draft.config.draft_vocab_size
     draft.config.target_name_or_path = public(target)
     draft.to(accelerator.device)

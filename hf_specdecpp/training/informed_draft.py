@@ -166,15 +166,15 @@ def initial_draft(
     return draft
 
 
-def trained_draft(name: str, target: PreTrainedModel, target_layers: list[int] | None = None) -> Eagle3ForCausalLM:
-    """An EAGLE-3 draft to train further, in float32, see `load_draft`; its vocabulary stays.
+def trained_draft(name: str, target: PreTrainedModel) -> Eagle3ForCausalLM:
+    """An EAGLE-3 draft to train further, in float32, see `load_draft`.
 
     Raises:
         ValueError: if it is no EAGLE-3 draft for `target`.
     """
-    draft = load_draft(name, target, target_layers, dtype=torch.float32)
+    draft = load_draft(name, target, dtype=torch.float32)
     if not isinstance(draft, Eagle3ForCausalLM) or getattr(draft, "peft_config", None):
-        raise ValueError(f"{name!r} holds no EAGLE-3 draft of its own, and no other is trained: give the folder of one")
+        raise ValueError(f"{name!r} is no EAGLE-3 draft, and no other is trained: name the folder of one")
     return draft
 
 

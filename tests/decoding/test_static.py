@@ -21,7 +21,7 @@ from hf_specdecpp.decoding import packing
 from hf_specdecpp.decoding import static as statics
 from hf_specdecpp.decoding.engine import Engine
 from hf_specdecpp.decoding.packing import PackedLinear, packed
-from hf_specdecpp.decoding.static import WIDTHS, StaticEngine
+from hf_specdecpp.decoding.static import WIDTHS
 
 EAGER = {"cache_implementation": "static"}
 COST_AWARE = StoppingConfig(rule="cost-aware", settings={"uses_head": False, "costs": COSTS})

@@ -196,13 +196,13 @@ def recipe(texts, tokenizer, tmp_path, monkeypatch):
         rows.append(json.dumps({"row": i, "prompt": f"Say {i}.", "response_ids": response}) + "\n")
     (tmp_path / "responses.jsonl").write_text("".join(rows))
 
-    def run(output, *more):
+    def run(output, *more, layers=(0, 1, 2)):
         command = [
             "train_draft.py", "--target", tmp_path / "target", "--responses", tmp_path / "responses.jsonl",
             "--evaluate", f"again={tmp_path / 'responses.jsonl'}", "--output", tmp_path / output,
             "--draft-vocab-size", 200, "--max-steps", 30, "--batch-tokens", 200, "--dtype", "float32", "--top", 16,
             "--learning-rate", 5e-3,
-            *[word for layer in (0, 1, 2) for word in ("--target-layers", layer)], *more,
+            *[word for layer in layers for word in ("--target-layers", layer)], *more,
         ]  # fmt: skip
         monkeypatch.setattr(sys, "argv", list(map(str, command)))
         with pytest.raises(SystemExit) as stop:
@@ -240,11 +240,13 @@ def test_the_recipe_makes_a_draft_that_drafts(recipe, texts, capsys):
 def test_the_recipe_goes_on_from_a_draft(recipe, texts, capsys):
     folder, run = recipe
     assert not run("first", "--max-steps", 20)
-    assert not run("more", "--start", folder / "first" / "draft", "--draft-vocab-size", 7, "--max-steps", 2)
+    start = "--start", folder / "first" / "draft"
+    assert not run("more", *start, "--draft-vocab-size", 7, "--max-steps", 2, layers=())
     first, more = (json.loads((folder / name / "metrics.json").read_text()) for name in ("first", "more"))
     assert more["settings"]["draft_vocab_size"] == 200 and more["losses"][0] < 0.9 * first["losses"][0]
-    ordinary = folder / "target"
-    assert run("other", "--start", ordinary) == 1 and "holds no EAGLE-3 draft of its own" in capsys.readouterr().err
+    assert run("other", *start) == 1 and "leave --target-layers out" in capsys.readouterr().err
+    assert run("other", "--start", folder / "target", layers=()) == 1
+    assert "is no EAGLE-3 draft" in capsys.readouterr().err
 
 
 def test_bad_input_gets_one_sentence(recipe, capsys):
