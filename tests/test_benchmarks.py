@@ -145,7 +145,7 @@ def flashspec(monkeypatch, target):
 
 
 def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path):
-    methods = ["plain", "lookup", "assisted", "flashspec", "flashspec=3", "text", "recommended"]
+    methods = ["plain", "lookup", "assisted", "flashspec", "flashspec=3", "text", "same-draft", "recommended"]
     options = [word for name in methods for word in ("--method", name)]
     options += ["--set", f"one={material / 'prompts.jsonl'}", "--set", f"two={material / 'prompts.jsonl'}"]
     result = run("speed/peers.py", *options, "--count", 2, "--repeats", 2, "--max-new-tokens", 6)
@@ -154,6 +154,7 @@ def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path)
     for found in result["sets"].values():
         assert found["prompts"] == 2 and list(found["methods"]) == methods
         ratios = found["methods"]["recommended"]["by_prompt"]["speedup"]
+        assert found["methods"]["same-draft"]["label"] == "SpecDec++ with the draft of the others"
         assert len(ratios) == 2 and found["methods"]["plain"]["by_prompt"]["speedup"] == [1, 1]
     # Equality is of the untimed pass, and the stand-in's first word there was another.
     equal = {name: found["methods"]["flashspec"]["equal_to_plain"] for name, found in result["sets"].items()}
@@ -161,7 +162,7 @@ def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path)
     assert result["sets"]["one"]["methods"]["flashspec"]["differences"][0]["position"] == 3
     assert result["sets"]["two"]["methods"]["flashspec"]["tokens_per_target_pass"] == 2
     means = result["geometric_means"]
-    assert {"flashspec / plain", "recommended / plain", "recommended / flashspec", "text / lookup"} <= set(means)
+    assert {"flashspec / plain", "recommended / plain", "same-draft / flashspec", "text / lookup"} <= set(means)
     for name in methods[1:]:
         ratios = [found["methods"][name]["by_prompt"]["speedup"] for found in result["sets"].values()]
         expected = prod(ratio for of_set in ratios for ratio in of_set) ** (1 / 4)
@@ -175,7 +176,7 @@ def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path)
     (tmp_path / "result.rows.jsonl").write_bytes(lines[: lines[:-1].rfind(b"\n") + 1 + 20])
     again = run("speed/peers.py", *options, "--count", 2, "--repeats", 2, "--max-new-tokens", 6)
     assert again["sets"]["one"] == result["sets"]["one"]
-    assert (tmp_path / "result.rows.jsonl").read_bytes().count(b"\n") == lines.count(b"\n") == 7 * 3 * 2 * 2
+    assert (tmp_path / "result.rows.jsonl").read_bytes().count(b"\n") == lines.count(b"\n") == 8 * 3 * 2 * 2
 
 
 @pytest.mark.parametrize("reads", ("before", "after"))

@@ -13,7 +13,7 @@ what its author recommends (prompt lookup of up to 6 tokens, else the draft's ne
 `flashspec=STRATEGY` is another of its strategies, `flashspec=K` the draft alone with K tokens a step. SpecDec++ has no
 settings either: its default sources, and costs that it measures as it runs, or those of `specdecpp calibrate` if that
 was run for this pair. The others use a copy of the draft without a head or, where ours reads its target, which
-none of them can, the ordinary draft `--peers-draft`.
+none of them can, the ordinary draft `--peers-draft`; `same-draft` is SpecDec++ with theirs.
 
 What is compiled is compiled before. Each prompt goes through all methods once untimed, which warms up and counts, and
 then `--repeats` times by the clock (0 times that first one), beginning with another method than the prompt before.
@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ from hf_specdecpp.hub.data import prompt_ids
 from hf_specdecpp.hub.loading import load_model, load_pair, load_tokenizer
 
 METHODS = [
-    "plain", "compiled", "lookup", "assisted", "flashspec", "text", "recommended", "compiled:fixed=0", "compiled:text",
-    "compiled:recommended",
+    "plain", "compiled", "lookup", "assisted", "flashspec", "fixed=0", "text", "same-draft", "recommended",
+    "compiled:fixed=0", "compiled:recommended",
 ]  # fmt: skip
-OURS = ("recommended", "text", "compiled:recommended", "compiled:text")
+OURS = ("recommended", "text", "same-draft", "compiled:recommended")
 
 
 class Peers(Bench):
@@ -173,6 +174,9 @@ def main() -> None:
         if kind == "flashspec":
             engines[name] = flashspec_engine(strategy, target, headless)
             methods.append(Method(name, f"flashspec {installed(kind)}, {strategy or 'default'}", {}))
+        elif name == "same-draft":
+            ours = new_method("recommended", target, headless)
+            methods.append(replace(ours, name=name, label="SpecDec++ with the draft of the others"))
         else:
             methods.append(new_method(name, target, draft if name in OURS else headless))
     generation = {"do_sample": False, "max_new_tokens": settings.max_new_tokens}

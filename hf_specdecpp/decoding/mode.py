@@ -143,11 +143,13 @@ def draw_beside(
     possible = p.gather(-1, x)
     if coupling == "seeded":
         least = torch.empty_like(possible).exponential_(generator=generator) * (possible > 0)
+        sayable = (q > 0).any(0).nonzero().squeeze(-1)  # all others lose their race; greedy or top-k leaves few
+        if not len(sayable):
+            raise no_mass()
+        q, p = q[:, sayable], p[:, sayable]
         rest = torch.empty_like(p).exponential_(generator=generator)
-        noise = p * least + torch.where(
-            (possible > 0) & torch.zeros_like(p, dtype=torch.bool).scatter(-1, x, True), 0, rest
-        )
-        return (q / noise.clamp(min=torch.finfo(noise.dtype).tiny)).argmax(-1)
+        noise = p * least + torch.where((possible > 0) & (sayable == x), 0, rest)
+        return sayable[(q / noise.clamp(min=torch.finfo(noise.dtype).tiny)).argmax(-1)]
     level = torch.rand(x.shape, device=q.device, generator=generator)
     drawn, other = x.clone(), (level * possible >= q.gather(-1, x)).squeeze(-1)
     residual = (q[other] - p[other]).clamp(min=0)
