@@ -31,12 +31,17 @@ SETS = {
     "alpaca": "Alpaca", "gsm8k": "GSM8K", "humaneval": "HumanEval", "mt-bench": "MT-Bench", "alpaca_test": "Alpaca",
     "gsm8k_test": "GSM8K", "summaries": "summaries",
 }  # fmt: skip
+DETAILS = ("text", "same-draft")  # methods that a first screen leaves out
 
 
-def peers(result: dict[str, Any]) -> list[str]:
+def first(result: dict[str, Any]) -> list[str]:
+    """The rows of `peers` that a first screen shows, and the figure."""
+    return peers(result, [name for name in compared(result) if name not in DETAILS])
+
+
+def peers(result: dict[str, Any], names: list[str] | None = None) -> list[str]:
     """Geometric means over prompts of the ratio to plain decoding; the best of a column is bold."""
-    means = result["geometric_means"]
-    names = [name for name in result["configuration"]["methods"] if f"{name} / plain" in means]
+    means, names = result["geometric_means"], names or compared(result)
     columns = [*result["sets"], "all"]
     rows = [["plain `generate`", *["1.00"] * len(columns)]]
     rows += [[label(result, name), *(f"{means[f'{name} / plain'][c]['mean']:.2f}" for c in columns)] for name in names]
@@ -49,12 +54,16 @@ def peers(result: dict[str, Any]) -> list[str]:
     return [*markdown((what, *(SETS.get(c, c) for c in columns)), rows), "", about]
 
 
+def compared(result: dict[str, Any]) -> list[str]:
+    return [name for name in result["configuration"]["methods"] if f"{name} / plain" in result["geometric_means"]]
+
+
 def peers_intervals(result: dict[str, Any]) -> list[str]:
     """All comparisons of `peers` over all sets, with 95 % intervals, and how many outputs equal plain decoding's."""
     rows = []
     for pair, means in result["geometric_means"].items():
         over, _, under = pair.partition(" / ")
-        if under == "plain" or over.endswith("recommended"):
+        if under == "plain" or over.endswith("recommended") or over == "same-draft":
             rows.append([label(result, over), label(result, under), ratio(means["all"])])
     equal = [
         f"{sum(found['methods'][name]['equal_to_plain'] for found in result['sets'].values())} ({label(result, name)})"
@@ -209,7 +218,7 @@ def setting(result: dict[str, Any]) -> str:
 
 KINDS = {
     kind.__name__: kind
-    for kind in (peers, peers_intervals, bench, batches, contexts, rules, trees, lossless, drafts, heads)
+    for kind in (first, peers, peers_intervals, bench, batches, contexts, rules, trees, lossless, drafts, heads)
 }
 
 
@@ -233,11 +242,11 @@ def updated(page: Path) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The table of `peers` as bars."""
+    """The table of `first` as bars."""
     from matplotlib.figure import Figure
 
     means, sets = result["geometric_means"], [*result["sets"], "all"]
-    names = [name for name in result["configuration"]["methods"] if f"{name} / plain" in means]
+    names = [name for name in compared(result) if name not in DETAILS]
     made = Figure(figsize=(9, 4), layout="constrained")
     axes = made.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -272,8 +281,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 COLOURS = {
-    "flashspec": "#2ca02c", "text": "#f4a6a6", "compiled:fixed=0": "#a6a6a6", "compiled:text": "#e78ac3",
-    "compiled:recommended": "#7b0d1e",
+    "flashspec": "#2ca02c", "fixed=0": "#d0d0d0", "compiled:fixed=0": "#969696", "compiled:recommended": "#7b0d1e",
 }  # fmt: skip
 
 
@@ -283,9 +291,9 @@ def main() -> None:
         if text != page.read_text():
             write_atomically(page, text)
             print(page.relative_to(ROOT))
-    first = TABLE.search((ROOT / "README.md").read_text())
-    if first:
-        draw(read(first[3]), FIGURE)
+    main_result = TABLE.search((ROOT / "README.md").read_text())
+    if main_result:
+        draw(read(main_result[3]), FIGURE)
 
 
 if __name__ == "__main__":
