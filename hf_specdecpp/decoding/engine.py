@@ -199,9 +199,8 @@ class Engine:
         texts, (rows, n), and of the keys, (rows, keys)."""
         ancestors, depths = ancestry(parents)
         begin, padding = torch.tensor(self.lengths)[:, None], torch.tensor(self.padding)[:, None]
-        places = (keys - padding).expand(len(slots), -1).clone()
-        places.scatter_(1, slots, begin - padding + depths)
-        before = ((keys >= padding) & (keys < begin))[:, None].repeat(1, n, 1)
+        places = (keys - padding).expand(len(slots), -1).scatter(1, slots, begin - padding + depths)
+        before = ((keys >= padding) & (keys < begin))[:, None].expand(-1, n, -1)
         seen = before.scatter(2, slots[:, None].expand(-1, n, -1), ancestors[:, -n:])
         return seen, places.gather(1, slots[:, -n:]), places
 
