@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from .files import write_atomically
 
 PACKAGES = ("torch", "transformers", "peft", "datasets", "hf_specdecpp", "scikit-learn")
 ROOT = Path(__file__).parents[2]
+LISTED = re.compile(r"(?<=[\s\[{,])/[^\s\[\]{},]+")  # absolute paths in YAML's lists and mappings
 
 
 def conditions(**models: PreTrainedConfig) -> dict[str, Any]:
@@ -87,6 +89,9 @@ def installed(package: str) -> str | None:
 
 
 def public(word: str) -> str:
-    """A name, or NAME=SOURCE, as other machines may read it: absolute paths lose their folders."""
+    """A name, NAME=SOURCE or a list of sources, as other machines may read it: absolute paths lose their folders."""
     names = [public_name(part) for part in word.split("=")]
-    return "=".join(Path(name).name if Path(name).is_absolute() else name for name in names)
+    return "=".join(
+        Path(name).name if Path(name).is_absolute() else LISTED.sub(lambda path: Path(path[0]).name, name)
+        for name in names
+    )
