@@ -124,7 +124,7 @@ class RunningCosts:
         for (a, s), (b, t) in pairwise(known):
             costs += [s + (t - s) * (n - a) / (b - a) for n in range(a, b)]
         (first, least), (last, most) = known[0], known[-1]
-        if len(pools[-1][2]) > 1 and least < most:  # what lies beyond is not free, it rises as all do on the average
+        if least < most:  # it rises as all do on the average: the last two may be alike, or on both sides of a step
             return [*costs, most, most + (most - least) / (last - first)]
         return [*costs, most]
 

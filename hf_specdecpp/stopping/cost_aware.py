@@ -42,6 +42,7 @@ class CostAware(TimedRule):
     reason = "not worth its time"
     fading: ClassVar[float] = 0.995  # weight of the past against the newest round
     probing: ClassVar[float] = 0.01  # share of the time that may be lost to trying what seems not to pay
+    tries: ClassVar[int] = 1  # rounds with a model's draft before a text is believed to be as earlier ones were
     branches: ClassVar[int] = 3  # drafted behind a token where trees are free to be
 
     def __init__(
@@ -148,7 +149,8 @@ class CostAware(TimedRule):
         step = self.known.verification(1)
         loss += (self.known.verification(1 + self.scope.unread) / step - 1) * self.known.draft_seconds / step
         self.tried = worth < 0
-        if not self.tried:
+        is_new_text = self.scope.is_mixed and self.model_rounds < self.tries and loss < 1
+        if not self.tried or is_new_text:
             self.experience.idle = 0
             return True
         self.experience.idle += 1
