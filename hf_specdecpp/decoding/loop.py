@@ -15,11 +15,10 @@ from ..stopping import ONE_TEXT, Experience, Plan, Round, Scope, StoppingRule
 from .ending import Ending
 from .engine import Engine, chain
 from .law import Law
-from .mode import no_mass
 from .outputs import Outputs
 from .sequences import Sequences
 from .static import Running
-from .verify import NOTHING, choices, recursive_rejection, walk
+from .verify import verified
 
 
 @dataclass
@@ -105,7 +104,7 @@ class Speculation:
             newest (`int`): the number of the text's last token among those that the target just read.
         """
         logits = logits.to(self.sequences.device, torch.float32)
-        paths, tokens, scores = self._verified(draft, logits)
+        paths, tokens, scores = verified(draft, logits, self.law)
         counts = []
         for number, row in enumerate(self.sequences.going):
             self.outputs.add(row, [0, *(node + 1 for node in paths[number])], scores[number], logits[number])
@@ -124,38 +123,6 @@ class Speculation:
         self.sequences.going = [self.sequences.going[i] for i in going]
         if going:
             self.law.passed()
-
-    def _verified(self, draft: Draft, logits: Tensor) -> tuple[list[list[int]], list[list[int]], Tensor]:
-        """Of each row the numbers of the accepted nodes, the new tokens, and the processed logits.
-
-        All that the host must know of a round comes to it here, in one transfer.
-        """
-        chosen, scores, p = choices(draft, logits, self.law)
-        paths, tokens = [], []
-        said = self._on_host(draft, chosen)
-        if draft.q:
-            for nodes, parents, own in zip(draft.nodes, draft.parents, p, strict=True):
-                path, rest = recursive_rejection(nodes, parents, draft.q, own)
-                paths.append(path)
-                tokens.append([*(nodes[node].id for node in path), torch.multinomial(rest, 1).item()])
-            return paths, tokens, scores
-        for nodes, parents, own in zip(draft.nodes, draft.parents, said, strict=True):
-            path = walk(nodes, parents, own)
-            paths.append(path)
-            tokens.append([own[node + 1] for node in [-1, *path]])
-            if NOTHING in tokens[-1]:
-                raise no_mass()
-        return paths, tokens, scores
-
-    def _on_host(self, draft: Draft, chosen: Tensor) -> list[list[int]]:
-        if draft.tokens is None:
-            return chosen.tolist()
-        both = torch.cat((chosen, draft.tokens.to(chosen.device)), dim=-1).tolist()
-        said = [row[: chosen.shape[1]] for row in both]
-        for nodes, row in zip(draft.nodes, both, strict=True):
-            for node, token in zip(nodes, row[chosen.shape[1] :], strict=False):
-                node.id = token
-        return said
 
     def _tell(
         self, draft: Draft, paths: list[list[int]], counts: list[int], draft_seconds: float, target_seconds: float

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from .verify import Scores
+
 
 class Outputs:
     """Keeps what `output_scores` and `output_logits` of `return_dict_in_generate` ask for.
@@ -23,11 +25,11 @@ class Outputs:
             if asked and wanted
         }
 
-    def add(self, row: int, places: list[int], scores: Tensor, logits: Tensor) -> None:
-        """Keeps those of a row at `places` of a pass, (1 + drafted, vocab_size) each."""
+    def add(self, row: int, places: list[int], scores: Scores, logits: Tensor) -> None:
+        """Keeps those of a row at `places` of a pass, (1 + drafted, vocab_size)."""
         for name, found in (("scores", scores), ("logits", logits)):
             if name in self.kept:
-                self.kept[name][row] += list(found[places])
+                self.kept[name][row] += [found[place].clone() for place in places]
 
     def cut(self, row: int, length: int) -> None:
         """Forgets those of a row beyond its first `length` generated tokens."""

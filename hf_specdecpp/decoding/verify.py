@@ -2,13 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..drafting.draft import Draft, Node
 from .law import Law
+from .mode import no_mass
 
 NOTHING = -1  # the token of a distribution without mass
+Scores = Tensor | dict[int, Tensor]  # (vocab_size,) at places of a pass, at all of them if it is a tensor
+
+
+def verified(draft: Draft, logits: Tensor, law: Law) -> tuple[list[list[int]], list[list[int]], Sequence[Scores]]:
+    """How far a draft is accepted.
+
+    On an accelerator the target chooses behind all nodes at once, and all that the host must know of a round comes to
+    it in one transfer. On a CPU looking is free, and processors and noise for a whole tree cost as much as its pass:
+    there the target chooses behind what was accepted alone.
+
+    Args:
+        logits (`torch.FloatTensor` of shape `(rows, 1 + most, vocab_size)`): of the target.
+
+    Returns:
+        Of each row the numbers of the accepted nodes; the new tokens, one more; and the processed logits that they
+        were chosen by.
+
+    Raises:
+        ValueError: if a distribution has no mass.
+    """
+    if draft.q or not reads_at_once(logits.device):
+        paths, tokens, scores = chosen_at_once(draft, logits, law)
+    else:
+        if draft.tokens is not None:
+            name(draft, draft.tokens.tolist())
+        found = [chosen_in_turn(draft, logits[number], law, number) for number in range(len(draft.nodes))]
+        paths, tokens, scores = (list(column) for column in zip(*found, strict=True))
+    if any(NOTHING in own for own in tokens):
+        raise no_mass()
+    return paths, tokens, scores
+
+
+def reads_at_once(device: torch.device) -> bool:
+    """Whether the host reads what is on `device` without waiting for it."""
+    return device.type == "cpu"
+
+
+def chosen_in_turn(draft: Draft, logits: Tensor, law: Law, number: int) -> tuple[list[int], list[int], Scores]:
+    """`verified` of one row, (1 + most, vocab_size)."""
+    row, nodes, parents = law.sequences.going[number], draft.nodes[number], draft.parents[number]
+    path: list[int] = []
+    tokens: list[int] = []
+    scores: dict[int, Tensor] = {}
+    at: int | None = -1
+
+    def paths() -> list[list[int]]:
+        return [[nodes[node].id for node in path]]
+
+    while at is not None:
+        processed = law.processed(logits[at + 1][None], [row], paths)
+        chosen, p = law.ranked(processed, [row], [len(path)])
+        tokens.append(NOTHING if p is not None and not p[0, chosen[0, 0]] > 0 else int(chosen))
+        scores[at + 1] = processed[0]
+        at = child(nodes, parents, at, tokens[-1])
+        path += [] if at is None else [at]
+    return path, tokens, scores
+
+
+def chosen_at_once(
+    draft: Draft, logits: Tensor, law: Law
+) -> tuple[list[list[int]], list[list[int]], Sequence[Scores]]:
+    """`verified` with one transfer to the host."""
+    chosen, scores, p = choices(draft, logits, law)
+    ids = [] if draft.tokens is None else [draft.tokens.to(chosen.device)]
+    both = torch.cat((chosen, *ids), dim=-1).tolist()
+    name(draft, [row[chosen.shape[1] :] for row in both])
+    paths, tokens = [], []
+    for number, (nodes, parents) in enumerate(zip(draft.nodes, draft.parents, strict=True)):
+        if draft.q:
+            path, rest = recursive_rejection(nodes, parents, draft.q, p[number])
+            tokens.append([*(nodes[node].id for node in path), torch.multinomial(rest, 1).item()])
+        else:
+            path = walk(nodes, parents, both[number])
+            tokens.append([both[number][node + 1] for node in [-1, *path]])
+        paths.append(path)
+    return paths, tokens, scores
+
+
+def name(draft: Draft, ids: list[list[int]]) -> None:
+    """Tells the nodes of a draft that was made on the device which tokens they are."""
+    for nodes, own in zip(draft.nodes, ids, strict=True):
+        for node, token in zip(nodes, own, strict=False):
+            node.id = token
 
 
 def choices(draft: Draft, logits: Tensor, law: Law) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -54,15 +140,16 @@ def walk(nodes: list[Node], parents: list[int], chosen: list[int]) -> list[int]:
     Args:
         chosen (`list[int]`): what the target says behind the text, and behind each node.
     """
-    children: dict[int, list[int]] = {}
-    for number, parent in enumerate(parents):
-        children.setdefault(parent, []).append(number)
-    path, at = [], -1
-    while True:
-        at = next((n for n in children.get(at, ()) if nodes[n].id == chosen[at + 1]), None)
-        if at is None:
-            return path
+    path, at = [], child(nodes, parents, -1, chosen[0])
+    while at is not None:
         path.append(at)
+        at = child(nodes, parents, at, chosen[at + 1])
+    return path
+
+
+def child(nodes: list[Node], parents: list[int], at: int, token: int) -> int | None:
+    """The number of the first node behind node `at` that is `token`."""
+    return next((n for n, node in enumerate(nodes) if parents[n] == at and node.id == token), None)
 
 
 def recursive_rejection(

@@ -13,6 +13,12 @@ from hf_specdecpp import DraftingConfig, SpecDecPP, StoppingConfig, collect_stat
 CHAINS = DraftingConfig(("model",), branches=1)
 
 
+@pytest.fixture(autouse=True)
+def as_on_an_accelerator(monkeypatch):
+    """The host waits for what it reads."""
+    monkeypatch.setattr("hf_specdecpp.decoding.verify.reads_at_once", lambda device: False)
+
+
 class Counted(TorchDispatchMode):
     """Counts operations outside the forward passes of `models`."""
 

@@ -7,7 +7,7 @@ from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from hf_specdecpp import DraftingConfig, LookupStore, RecyclingTable, SpecDecPP, StoppingConfig
-from hf_specdecpp.decoding import Decoding, loop, verify
+from hf_specdecpp.decoding import Decoding, verify
 from hf_specdecpp.decoding.law import Law
 from hf_specdecpp.drafting import model
 from hf_specdecpp.drafting.draft import Node
@@ -250,7 +250,7 @@ def with_replacement(self, scores, rows, ahead, count=1):
 )
 def test_mistakes_with_siblings_are_caught(pair, monkeypatch, mistake, verifier, replaces):
     """What the verifier does behind a rejected sibling matters: the residual, and the draft's law that is left."""
-    monkeypatch.setattr(loop, "recursive_rejection", verifier)
+    monkeypatch.setattr(verify, "recursive_rejection", verifier)
     if replaces:
         monkeypatch.setattr(Law, "ranked", with_replacement)
     texts, _ = walks(pair[0], markov_model(5), TREE, branches=2, **MANY)  # a draft that is rejected often
@@ -259,7 +259,7 @@ def test_mistakes_with_siblings_are_caught(pair, monkeypatch, mistake, verifier,
 
 def test_noise_that_draft_and_target_share_is_caught_where_it_is_verified_by_rejection(pair, monkeypatch):
     """Half of either coupling: a token is accepted if u < p/q, and else the target chooses under the shared noise."""
-    noise, laws = {}, set()
+    noise, laws, by_rejection = {}, set(), verify.recursive_rejection
 
     def of(law, row, step):
         if step not in noise:
@@ -274,7 +274,7 @@ def test_noise_that_draft_and_target_share_is_caught_where_it_is_verified_by_rej
         return (p / shared).topk(count).indices, p
 
     def rejection_under_noise(nodes, parents, q, p):
-        path, rest = verify.recursive_rejection(nodes, parents, q, p)
+        path, rest = by_rejection(nodes, parents, q, p)
         if not nodes:
             return path, rest
         [law], row, behind = laws, nodes[0].row, p[path[-1] + 1 if path else 0]
@@ -285,7 +285,7 @@ def test_noise_that_draft_and_target_share_is_caught_where_it_is_verified_by_rej
     texts, _ = walks(*pair, one, branches=1)
     assert p_value(pair[0], texts, top_k=0) > FALSE_ALARM
     monkeypatch.setattr(Law, "ranked", under_noise)
-    monkeypatch.setattr(loop, "recursive_rejection", rejection_under_noise)
+    monkeypatch.setattr(verify, "recursive_rejection", rejection_under_noise)
     texts, _ = walks(*pair, one, branches=1)
     assert p_value(pair[0], texts, top_k=0) < FALSE_ALARM
 
