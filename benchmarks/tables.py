@@ -134,7 +134,7 @@ def rules(result: dict[str, Any]) -> list[str]:
 def trees(result: dict[str, Any]) -> list[str]:
     """Chains and trees of the cost-aware rule, and the best of the others, by replay."""
     sets = result["sets"]
-    names = [name for name in next(iter(sets.values()))["rules"] if name.startswith("cost-aware")]
+    names = [name for name in next(iter(sets.values()))["rules"] if name.startswith(("oracle", "cost-aware"))]
     rows = [[name, *(f"{found['rules'][name]['speedup']:.2f}" for found in sets.values())] for name in names]
     for kind, family in (("fixed ", "the best fixed length"), ("eagle-2", "the best of EAGLE-2's trees")):
         best = [

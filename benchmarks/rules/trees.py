@@ -8,7 +8,8 @@
     specdecpp calibrate --target TARGET --draft DRAFT --output costs
     python benchmarks/rules/trees.py --traces traces-alpaca.jsonl --costs costs/bfloat16.json --output trees.json
 
-Rows are chains and trees of the cost-aware rule, fixed lengths, and EAGLE-2's trees of several sizes.
+Rows are chains and trees of the cost-aware rule, fixed lengths, EAGLE-2's trees of several sizes, and the chains of
+perfect hindsight.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from hf_specdecpp.costs.store import Calibration
 from hf_specdecpp.evidence.conditions import write_result
-from hf_specdecpp.evidence.replay import replay
+from hf_specdecpp.evidence.replay import oracle, replay
 from hf_specdecpp.evidence.trace import read_traces
 from hf_specdecpp.stopping import Scope, StoppingConfig
 
@@ -55,15 +56,18 @@ def main() -> None:
     for path in args.traces:
         traces = read_traces(path)
         depth = max(token.position for trace in traces for draft in trace.drafts for token in draft.tokens)
-        found = {}
+        replays = {"oracle over chains": oracle(traces, profile)}
         for name, (config, scope) in rows(depth).items():
             filled = config.filled_from(None)
-            one = replay(traces, lambda config=filled: config.new_rule(costs=profile), profile, scope)
-            found[name] = {
+            replays[name] = replay(traces, lambda config=filled: config.new_rule(costs=profile), profile, scope)
+        found = {
+            name: {
                 "speedup": one.speedup,
                 "tokens_per_target_pass": one.tokens / one.rounds,
                 "drafted_per_pass": one.drafted / one.rounds,
             }
+            for name, one in replays.items()
+        }
         result["sets"][path.stem] = {"prompts": len(traces), "rules": found}
         for name, row in found.items():
             print(f"{path.stem:24} {name:28} {row['speedup']:.3f}", flush=True)

@@ -20,22 +20,20 @@ mkdir -p "$RUNS"
 # They cannot take a draft that reads its target: theirs is the ordinary one that was shipped before.
 ordinary=runs/draft
 [ -e $ordinary ] || { mkdir -p runs && git archive 3be3ff9 recipes/smollm2-135m/draft | tar x --strip-components 2 -C runs; }
-peers() { "$RUNS/peers/bin/python" $S/peers.py --target "$TARGET" --peers-draft $ordinary --count 24 --repeats 0 --max-new-tokens 64 "$@"; }
-peers "${THREE[@]}" --set "$MT_BENCH" --output "$RUNS/compiled-greedy.json"
-eager=(); for m in plain lookup assisted flashspec text recommended; do eager+=(--method $m); done
-peers "${THREE[@]}" --set "$MT_BENCH" --set "$SUMMARIES" "${eager[@]}" --output "$RUNS/peers-greedy.json"
+"$RUNS/peers/bin/python" $S/peers.py --target "$TARGET" --peers-draft $ordinary "${THREE[@]}" --set "$MT_BENCH" --set "$SUMMARIES" \
+    --count 24 --repeats 0 --max-new-tokens 64 --output "$RUNS/peers-greedy.json"
 
 python $S/batches.py "${PAIR[@]}" --prompts "$ALPACA" --prompts "$GSM8K" --batches 3 --output "$RUNS/batches-greedy.json"
 
-# What each part of the method adds, and sampling.
-parts=(); for m in plain transformers-loop chain tree recommended text lookup; do parts+=(--method $m); done
-specdecpp bench "${THREE[@]}" "${parts[@]}" --count 24 --repeats 0 --output "$RUNS/loop-greedy.json"
-specdecpp bench "${THREE[@]}" --method assisted --method assisted=1 --method lookup --method recommended --method specdec++ \
-    --count 12 --repeats 0 --sample --output "$RUNS/bench-sampling.json"
-reads=(); for m in plain lookup recommended compiled:fixed=0 compiled:recommended; do reads+=(--method $m); done
-specdecpp bench "${THREE[@]}" "${reads[@]}" --count 8 --repeats 0 --sample --output "$RUNS/informed-sampling.json"
-compiled=(); for m in plain compiled assisted lookup recommended compiled:fixed=0 compiled:recommended; do compiled+=(--method $m); done
-specdecpp bench --set "$ALPACA" --set "$GSM8K" "${compiled[@]}" --count 8 --repeats 0 --sample --output "$RUNS/compiled-sampling.json"
-specdecpp bench report "$RUNS/loop-greedy.json" "$RUNS/bench-sampling.json" --output "$RUNS/bench"
+bench() { # NAME METHODS OPTION...
+    local methods=() && for method in $2; do methods+=(--method "$method"); done
+    specdecpp bench --target "$TARGET" "${THREE[@]}" "${methods[@]}" --repeats 0 --output "$RUNS/$1.json" "${@:3}"
+}
+# The draft alone in chains and trees, and all sources; the same sampling; the ordinary draft in transformers' loop and in ours.
+bench parts-greedy "plain chain tree recommended" --draft $R/draft --head $R/heads/greedy --count 24
+bench sampling "plain lookup fixed=0 chain tree recommended compiled:fixed=0 compiled:recommended" \
+    --draft $R/draft --head $R/heads/sampling --count 12 --sample
+bench loop-greedy "plain transformers-loop chain" --draft $ordinary --count 12
+specdecpp bench report "$RUNS/parts-greedy.json" "$RUNS/sampling.json" --output "$RUNS/bench"
 
 python $S/context_length.py "${PAIR[@]}" --prompts "$CHAT" --output "$RUNS/context-length.json"
