@@ -88,7 +88,12 @@ def decode(
     law = Law(logits_processor, decoding_of(generation_config, drafting.coupling), sequences, vocab_size)
     ending = Ending(stopping_criteria, streamer, sequences)
     rules, experience = pair.rules(
-        pair.settings(generation_config), input_ids.shape[1], len(input_ids), model, running.name
+        pair.settings(generation_config),
+        input_ids.shape[1],
+        len(input_ids),
+        model,
+        running.name,
+        (f"sampling {law.do_sample}", str(drafting)),
     )
     can_branch = can_take_masks(model) and (pair.draft is None or can_take_masks(pair.draft))
     if len(input_ids) > 1 and not can_branch:

@@ -35,7 +35,7 @@ from .recycling import Recycling, RecyclingTable
 
 logger = logging.get_logger(__name__)
 
-# What generations showed, by draft and by how target and draft run, so that none has to begin anew.
+# What generations showed, by draft, by how target and draft run and by kind, so that none has to begin anew.
 _experience: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], Experience]] = WeakKeyDictionary()
 
 
@@ -91,18 +91,25 @@ class Pair:
         return honoured(generation_config, self.stopping_config, own).filled_from(self.head)
 
     def rules(
-        self, settings: StoppingConfig, length: int, rows: int, target: PreTrainedModel | None, running: str = "eager"
+        self,
+        settings: StoppingConfig,
+        length: int,
+        rows: int,
+        target: PreTrainedModel | None,
+        running: str = "eager",
+        kind: tuple[str, ...] = (),
     ) -> tuple[list[StoppingRule], Experience | None]:
         """The rules of one generation from prompts of `length` tokens, one for each of its rows or one for all.
 
         Also what the pair showed, where the rule counts seconds: the caller adds each round to it before the rule's
-        `end`. `running` says how both models run, see `Running.name`.
+        `end`. `running` says how both models run, see `Running.name`; generations learn from those of their `kind`,
+        for a tree or a sampled token costs what a chain or a greedy one does not.
         """
         experience = stored = None
         if settings.needs_seconds:
             experience = Experience()
             if target is not None:
-                key = (str(torch.get_num_threads()), running, *running_as(target))
+                key = (str(torch.get_num_threads()), running, *kind, *running_as(target))
                 key += running_as(self.draft) if self.draft else ()
                 experience = _experience.setdefault(self.draft or target, {}).setdefault(key, experience)
                 stored = stored_calibration(target, self.draft, running) if self.draft else None

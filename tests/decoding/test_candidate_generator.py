@@ -404,6 +404,15 @@ def test_costs_are_not_shared_by_what_runs_otherwise(target, draft):
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("kind", ({"drafting_config": DraftingConfig(branches=1)}, {"do_sample": True}))
+def test_generations_learn_from_those_of_their_kind(target, draft, kind):
+    """A chain, or a sampled token, costs what a tree or a greedy one does not."""
+    for settings in ({}, kind, kind):
+        generate(target, draft, stopping_config=StoppingConfig(rule="cost-aware"), **settings)
+    greedy, other = pairs._experience[draft.get_base_model()].values()
+    assert 0 < greedy.costs.rounds() < other.costs.rounds()
+
+
 def test_costs_are_not_remembered_where_the_target_is_not_known(draft):
     candidates(draft, prompt(), StoppingConfig(rule="cost-aware"))
     assert draft.get_base_model() not in pairs._experience
