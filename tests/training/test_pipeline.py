@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import LABELLED_MODES as MODES
-from models import card_of, prompts, similar_draft
+from models import card_of, prompts, similar_draft, slow
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -186,7 +186,7 @@ def test_a_trained_head_predicts_better_than_the_mean_and_is_saved_calibrated(la
     assert PeftModel.from_pretrained(draft, folder).active_peft_config.features == ["probability"]
 
 
-@pytest.mark.parametrize("reads", ("before", "after"))
+@pytest.mark.parametrize("reads", ("before", slow("after")))
 def test_stored_states_train_the_same_head_as_the_draft_itself(labels, tmp_path, reads):
     for mode in MODES.values():
         by_draft, by_store = (

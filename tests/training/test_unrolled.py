@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from models import block_draft, heard, informed_draft, prompt, tiny_model, with_head
+from models import block_draft, heard, informed_draft, prompt, slow, tiny_model, with_head
 from typer.testing import CliRunner
 
 from hf_specdecpp import AcceptanceHeadConfig, DraftingConfig, SpecDecPP, StoppingConfig, load_draft
@@ -38,7 +38,7 @@ def informed():
     return target, informed_draft(target, [text[0] for text in texts]), texts
 
 
-@pytest.fixture(scope="module", params=("eagle-3", "dflash", "dspark"))
+@pytest.fixture(scope="module", params=("eagle-3", slow("dflash"), "dspark"))
 def any_kind(request, informed):
     target, _, texts = informed
     rows = [text[0] for text in texts]
