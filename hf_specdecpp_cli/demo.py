@@ -51,7 +51,7 @@ def stream(prompt: str, bench: Any, tokenizer: Any, costs: Any) -> None:
     from .answer import LEGEND, Answer
 
     ids = torch.tensor([prompt_ids(tokenizer, prompt)], device=bench.target.device)
-    ours, answer = new_method("recommended", bench.target, bench.draft, costs), Answer(console, tokenizer)
+    ours, answer = new_method("recommended", bench.target, bench.draft), Answer(console, tokenizer)
     console.print(f"\n[bold]{prompt}[/bold]\n")
     with collect_stats(on_round=answer.hear):
         _, seconds = bench.run(ours, ids, streamer=answer)

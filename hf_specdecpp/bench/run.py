@@ -141,22 +141,20 @@ def run_bench(
     names = dict.fromkeys(["plain", *settings.methods])
     ways = list(dict.fromkeys(["eager", *map(running_of_method, names)]))
     on_begin("costs", len(ways))
-    calibrations = {}
     for running in ways:
         for room in rooms(running, target, draft, [length + settings.max_new_tokens for length in lengths]):
             warm(room, target, draft)
-        costs_file = output.with_suffix(".costs.json" if running == "eager" else f".costs-{running}.json")
-        if not costs_file.exists():  # measured once: rules that know them must not change within a run
-            calibrate(target, draft, [context], LONGEST, running=running).save(costs_file)
-        calibrations[running] = Calibration.load(costs_file)
         on_step()
-    calibration = calibrations["eager"]
-    costs = calibration.at(context)
+    costs_file = output.with_suffix(".costs.json")
+    if not costs_file.exists():
+        calibrate(target, draft, [context], LONGEST).save(costs_file)
+    calibration = Calibration.load(costs_file)
+    costs = calibration.at(context)  # of replays; rules learn their own, as they do for users
 
     decoding = Decoding(do_sample=settings.sample)
     bench = Bench(target, draft, decoding.generate_kwargs() | {"max_new_tokens": settings.max_new_tokens})
     on_ready(bench, tokenizer, costs)
-    methods = [new_method(name, target, draft, calibrations[running_of_method(name)].at(context)) for name in names]
+    methods = [new_method(name, target, draft) for name in names]
     on_begin("warm-up", len(methods))
     longest = max((ids for found in prompts.values() for ids in found), key=lambda ids: ids.shape[1])
     unavailable = {}

@@ -55,6 +55,21 @@ def test_a_result_says_everything_and_names_no_folder(measured, pair):
         assert "specdec++" in found["replay"]["thresholds"] and len(found["replay"]["fixed"]) == 8
 
 
+def test_rules_learn_costs_as_they_do_for_users(pair, tmp_path, monkeypatch):
+    """Costs that were calibrated for greedy chains made trees and sampling look worse than users have them."""
+    asked, measure = [], run_module.measure
+
+    def heard(bench, methods, *arguments):
+        asked.extend(methods)
+        return measure(bench, methods, *arguments)
+
+    monkeypatch.setattr(run_module, "measure", heard)
+    done = bench(pair, "--count", 1, "--repeats", 0, "--output", tmp_path / "pair.json", head=False)
+    assert done.exit_code == 0, done.output
+    config = asked[-1].keywords["stopping_config"]
+    assert config.rule == "cost-aware" and "costs" not in (config.settings or {})
+
+
 def test_a_result_is_never_edited_and_rows_of_other_settings_are_refused(measured, pair):
     again = bench(pair, "--output", measured)
     assert again.exit_code == 1 and "results are never edited" in again.output
