@@ -13,8 +13,6 @@ from .bench import SETTINGS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from hf_specdecpp.stopping import CostProfile
-
 
 @speaks_plainly
 def chat(
@@ -42,7 +40,7 @@ def chat(
         models = load(settings.filled())
         costs = measure_costs(*models[:2], max_draft_length=8, repeats=5)
     decoding = Decoding(do_sample=sample).generate_kwargs() | {"max_new_tokens": max_new_tokens}
-    conversation = Conversation(*models, costs, decoding)
+    conversation = Conversation(*models, decoding)
     console.print(f"{LEGEND} An empty line ends the chat.")
     with suppress(EOFError, KeyboardInterrupt):
         while words := console.input("\n[bold]> [/bold]").strip():
@@ -56,7 +54,6 @@ class Conversation:
     """Messages so far, and what the target read of them: a turn reads only what is new.
 
     Args:
-        costs (`CostProfile`): for rules that count seconds.
         settings (`dict`): further keywords of `generate`.
     """
 
@@ -65,7 +62,6 @@ class Conversation:
         target: PreTrainedModel,
         draft: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        costs: CostProfile,
         settings: dict[str, Any],
     ):
         from transformers import DynamicCache
@@ -75,7 +71,7 @@ class Conversation:
         if tokenizer.chat_template is None:
             raise ValueError(f"{target.name_or_path!r} has no chat template: chat with a model that was made for it")
         self.target, self.tokenizer = target, tokenizer
-        self.settings = settings | new_method("recommended", target, draft, costs).keywords
+        self.settings = settings | new_method("recommended", target, draft).keywords
         self.messages: list[dict[str, str]] = []
         self.read, self.cache = [], DynamicCache()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -14,8 +14,7 @@ from ..decoding.specdecpp import SpecDecPP
 from ..decoding.static import keywords_of
 from ..drafting.config import DraftingConfig
 from ..drafting.pair import recommending_head
-from ..stopping import RULES, CostProfile, StoppingConfig
-from ..stopping.rule import TimedRule
+from ..stopping import RULES, StoppingConfig
 
 QUICK = ("plain", "assisted", *(f"assisted={k}" for k in (1, 2, 3, 5)), "lookup", "text", "recommended")
 USUAL = (
@@ -68,7 +67,7 @@ def draft_settings(draft: PreTrainedModel, settings: dict[str, Any]) -> Iterator
         draft.generation_config.update(**before)
 
 
-def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs: CostProfile | None = None) -> Method:
+def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel) -> Method:
     """The method called `name`: NAME or NAME=VALUE.
 
     - `plain`; `compiled`, with a static cache;
@@ -81,15 +80,12 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
       decoding in our loop;
     - any of ours behind `static:` or `compiled:`, to run so, see `keywords_of`.
 
-    Args:
-        costs (`CostProfile`, *optional*): for rules that count seconds.
-
     Raises:
         ValueError: for another name, or a value that it does not take.
     """
     running, _, rest = name.rpartition(":")
     if running:
-        return run_otherwise(new_method(rest, target, draft, costs), running)
+        return run_otherwise(new_method(rest, target, draft), running)
     kind, _, value = name.partition("=")
     try:
         match kind:
@@ -102,16 +98,15 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
             case "lookup":
                 return lookup(target, int(value or 10))
             case "recommended" if not value:
-                config = recommendation(draft, costs)
-                return Method(name, "SpecDec++", *specdecpp(draft, config))
+                return Method(name, "SpecDec++", *specdecpp(draft, recommendation(draft)))
             case _ if kind in DRAFTING and not value:
                 label, drafting = DRAFTING[kind]
-                return Method(name, label, *specdecpp(draft, recommendation(draft, costs), drafting_config=drafting))
+                return Method(name, label, *specdecpp(draft, recommendation(draft), drafting_config=drafting))
             case "text" if not value:
-                config = with_costs(StoppingConfig(rule="cost-aware", settings={"uses_head": False}), costs)
+                config = StoppingConfig(rule="cost-aware", settings={"uses_head": False})
                 return Method(name, "SpecDec++ without a draft", *specdecpp(None, config))
             case "transformers-loop" if not value:
-                keywords, counted = specdecpp(draft, recommendation(draft, costs))
+                keywords, counted = specdecpp(draft, recommendation(draft))
                 keywords["candidate_generator"] = InTransformersLoop
                 return Method(name, "SpecDec++ in transformers' loop", keywords, counted)
             case "fixed":
@@ -121,7 +116,7 @@ def new_method(name: str, target: PreTrainedModel, draft: PreTrainedModel, costs
                 label = f"our loop, fixed {value}" if int(value) else "our loop, no drafts"
                 return Method(name, label, *specdecpp(draft, config))
             case _ if kind in SINGLE_RULES:
-                config = rule_config(kind, float(value) if value else None, draft, costs)
+                config = rule_config(kind, float(value) if value else None, draft)
                 return Method(name, f"our loop, {kind} {value}".strip(), *specdecpp(draft, config))
     except ValueError as error:
         raise ValueError(f"the method {name!r} cannot be: {error}") from error
@@ -213,30 +208,21 @@ def specdecpp(
     return {"assistant_model": draft, "candidate_generator": SpecDecPP, "stopping_config": config, **more}, {}
 
 
-def recommendation(draft: PreTrainedModel, costs: CostProfile | None = None) -> StoppingConfig:
-    """What the active head recommends, with `costs` if its rule counts seconds; without a head the cost-aware rule."""
+def recommendation(draft: PreTrainedModel) -> StoppingConfig:
+    """What the active head recommends; without a head the cost-aware rule."""
     head = active_head(draft)
     if head is None:
-        return rule_config("cost-aware", None, draft, costs)
-    return with_costs(StoppingConfig().filled_from(head), costs)
+        return rule_config("cost-aware", None, draft)
+    return StoppingConfig().filled_from(head)
 
 
-def rule_config(
-    rule: str, threshold: float | None, draft: PreTrainedModel, costs: CostProfile | None = None
-) -> StoppingConfig:
+def rule_config(rule: str, threshold: float | None, draft: PreTrainedModel) -> StoppingConfig:
     """A rule with its bounds; the cost-aware one does without a head where there is none."""
     head = active_head(draft)
     settings = {"uses_head": False} if rule == "cost-aware" and head is None else {}
     if rule == "specdec++" and head is None:
         threshold = threshold or 0.7  # recommended by nobody, so that the generation says what is missing: the head
-    return with_costs(StoppingConfig(threshold, rule=rule, settings=settings).filled_from(head), costs)
-
-
-def with_costs(config: StoppingConfig, costs: CostProfile | None) -> StoppingConfig:
-    """`config`, knowing `costs` if its rule counts seconds."""
-    if costs is None or not issubclass(RULES[config.rule], TimedRule):
-        return config
-    return replace(config, settings={**config.settings, "costs": asdict(costs)})
+    return StoppingConfig(threshold, rule=rule, settings=settings).filled_from(head)
 
 
 def active_head(draft: PreTrainedModel):

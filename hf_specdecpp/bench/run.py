@@ -175,7 +175,7 @@ def run_bench(
         plain_ids = [tokens[0].tolist() for tokens in ids]
         record_traces(target, draft, plain_ids, path, decoding, settings.max_new_tokens, LONGEST, on_step)
         replayed[name] = summarise_replay(
-            read_traces(path), costs, LONGEST, recommendation(draft, costs), active_head(draft) is not None
+            read_traces(path), costs, LONGEST, recommendation(draft), active_head(draft) is not None
         )
 
     on_begin("generations", len(methods) * (settings.repeats + 1) * sum(map(len, prompts.values())))

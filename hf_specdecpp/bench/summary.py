@@ -127,7 +127,7 @@ def summarise_replay(
         return setting | {"verif": found.verification_rate, "discard": found.discard_rate, "speedup": found.speedup}
 
     def of(config: StoppingConfig, **setting: Any) -> dict[str, Any]:
-        return point(replay(traces, config.new_rule, costs), **setting)
+        return point(replay(traces, lambda: config.new_rule(costs=costs), costs), **setting)
 
     bounded = replace(recommended, min_draft_length=1, max_draft_length=longest)
     rules = [*(["specdec++"] if with_head else []), "cumulative-confidence", "svip", "adaedl"]

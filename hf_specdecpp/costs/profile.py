@@ -84,6 +84,11 @@ class RunningCosts:
         lengths = self.verify.setdefault(rows, {})
         lengths.setdefault(drafted + 1 if width is None else width, deque(maxlen=self.window)).append(target_seconds)
 
+    def begin(self, profile: CostProfile) -> None:
+        """Begins with what was measured before: as if each of it had been seen once."""
+        for width, seconds in enumerate(profile.verify_seconds, 1):
+            self.add(int(width == 1), profile.draft_seconds, seconds, width)
+
     def rounds(self) -> int:
         """How many rounds are remembered."""
         return sum(len(seconds) for lengths in self.verify.values() for seconds in lengths.values())

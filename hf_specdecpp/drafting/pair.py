@@ -105,18 +105,27 @@ class Pair:
         `end`. `running` says how both models run, see `Running.name`; generations learn from those of their `kind`,
         for a tree or a sampled token costs what a chain or a greedy one does not.
         """
-        experience = stored = None
-        if settings.needs_seconds:
-            experience = Experience()
-            if target is not None:
-                key = (str(torch.get_num_threads()), running, *kind, *running_as(target))
-                key += running_as(self.draft) if self.draft else ()
-                experience = _experience.setdefault(self.draft or target, {}).setdefault(key, experience)
-                stored = stored_calibration(target, self.draft, running) if self.draft else None
-        rule = settings.new_rule(experience, stored and stored.at(length))
+        experience = self._experience(length, target, running, kind) if settings.needs_seconds else None
+        rule = settings.new_rule(experience)
         if rule.shared:
             return [rule] * rows, experience
         return [rule, *(settings.new_rule() for _ in range(rows - 1))], experience
+
+    def _experience(
+        self, length: int, target: PreTrainedModel | None, running: str, kind: tuple[str, ...]
+    ) -> Experience:
+        """See `rules`. It begins with the calibration of this pair, if there is one, see `stored_calibration`."""
+        if target is None:
+            return Experience()
+        key = (str(torch.get_num_threads()), running, *kind, *running_as(target))
+        key += running_as(self.draft) if self.draft else ()
+        known = _experience.setdefault(self.draft or target, {})
+        if key not in known:
+            known[key] = Experience()
+            stored = stored_calibration(target, self.draft, running) if self.draft else None
+            if stored:
+                known[key].costs.begin(stored.at(length))
+        return known[key]
 
     def sources(
         self, rule: StoppingRule, asked: tuple[str, ...] | None, given: dict[str, str] | None = None

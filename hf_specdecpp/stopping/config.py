@@ -147,9 +147,9 @@ class StoppingConfig:
         """The rule of filled settings, for one generation.
 
         Args:
-            experience (`Experience`, *optional*), costs (`CostProfile`, *optional*): what the pair showed so far, and
-                when it was calibrated, for rules that count seconds and whose settings name no costs. The caller adds
-                each round to `experience`, before the rule's `end`.
+            experience (`Experience`, *optional*): what the pair showed so far, for rules that count seconds. The
+                caller adds each round to it, before the rule's `end`.
+            costs (`CostProfile`, *optional*): for such rules where their settings name none, instead of learning.
         """
         rule = make_rule(self.rule, self.threshold, self.settings, experience, costs)
         return Bounded(rule, self.min_draft_length, self.max_draft_length)

@@ -1,6 +1,7 @@
 """The order of the generations, what a row says, and what a killed run leaves."""
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from models import prompt, similar_draft, tiny_model, with_head
 
 from hf_specdecpp.bench.measure import COUNTED, Bench, Row, measure, obstacle, resume
 from hf_specdecpp.bench.methods import ALL, KINDS, compiled, draft_settings, new_method
-from hf_specdecpp.stopping import CostProfile
 
 METHODS = ("plain", "assisted=2", "recommended")
 PROMPTS = {"a": [prompt(5, 0), prompt(6, 1)], "b": [prompt(7, 2)]}
@@ -60,7 +60,10 @@ def test_the_counted_row_holds_tokens_and_rounds_and_timed_rows_hold_seconds_onl
 )
 def test_methods_draft_from_what_they_say(target, name, sources, branches):
     bench = Bench(target, similar_draft(target, noise=0.3), {"do_sample": False, "max_new_tokens": 24})
-    method = new_method(name, bench.target, bench.draft, CostProfile(1e-4, (1.0,)))
+    method = new_method(name, bench.target, bench.draft)
+    config = method.keywords["stopping_config"]
+    costs = {"draft_seconds": 1e-4, "verify_seconds": [1.0]}
+    method.keywords["stopping_config"] = replace(config, settings={**config.settings, "costs": costs})
     stats = bench.count(method, torch.tensor([[3, 4, 5, 6, 7] * 4]))["statistics"]
     assert set(stats.drafted_by) == sources
     assert sum(stats.drafted_by.values()) == stats.drafted and sum(stats.accepted_by.values()) == stats.accepted

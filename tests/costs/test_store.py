@@ -3,12 +3,13 @@ import json
 
 import pytest
 import torch
-from models import prompt, similar_draft, tiny_model
+from models import prompt, similar_draft, tiny_model, with_head
 from transformers import BitsAndBytesConfig
 
 from hf_specdecpp import SpecDecPP, StoppingConfig
 from hf_specdecpp.costs import store as calibration
 from hf_specdecpp.costs.store import Calibration, loaded_as, pair_identity, stored_calibration, stored_path
+from hf_specdecpp.drafting.pair import Pair
 from hf_specdecpp.stopping import CostProfile
 
 LINE = CostProfile(0.5, (1.1, 1.2, 1.3, 1.4))
@@ -92,15 +93,15 @@ def test_a_quantised_model_is_told_by_its_settings(target):
     assert '"load_in_8bit": true' in loaded_as(config, torch.float16)
 
 
-def test_generate_finds_what_was_calibrated(target, draft):
-    """With a draft that is said to cost three steps, the cost-aware rule hardly drafts."""
+def test_generate_finds_what_was_calibrated(target):
+    """With a draft that is said to cost three steps, the cost-aware rule hardly begins to draft."""
     from hf_specdecpp import collect_stats
 
-    base = draft.get_base_model()
-    assert stored_calibration(target.config, base) is None
     drafted = []
     for seconds in (0.001, 3.0):
-        pair = pair_identity(target.config, base)
+        draft = with_head(similar_draft(target))
+        base = draft.get_base_model()
+        pair = pair_identity(target, base)
         Calibration(pair, {64: CostProfile(seconds, (1.0, 1.0))}).save(stored_path(pair))
         with collect_stats() as stats:
             target.generate(
@@ -112,3 +113,19 @@ def test_generate_finds_what_was_calibrated(target, draft):
     assert json.loads(next(calibration.CACHE.glob("*.json")).read_text())["pair"]["draft"].endswith(
         "float32 sdpa not quantised"
     )
+
+
+def test_a_calibration_is_what_generations_begin_with_and_learn_on_from(target):
+    """Costs that were measured of chains say that wide trees are free; one that stayed would be believed for ever."""
+    draft = similar_draft(target)
+    pair, found = Pair(draft, None, StoppingConfig(rule="cost-aware", settings={"uses_head": False})), []
+    identity = pair_identity(target, draft)
+    Calibration(identity, {64: CostProfile(0.1, (1.0, 1.0, 1.0)), 512: LINE}).save(stored_path(identity))
+    for _ in range(2):
+        (rule,), experience = pair.rules(pair.settings(target.generation_config), 60, 1, target)
+        known = rule.rule.current_costs()
+        found.append((known.draft_seconds, known.verification(3), known.verification(20)))
+        for _ in range(20):
+            experience.costs.add(1, 0.3, 5.0, width=20)
+    assert found[0] == pytest.approx((0.1, 1.0, 1.0))
+    assert found[1][0] == pytest.approx(0.3) and found[1][1] == pytest.approx(1.0) and found[1][2] > 4.0
