@@ -116,6 +116,29 @@ def test_what_a_draft_reads_of_the_target_is_not_compiled_twice(dtype):
     assert counters["stats"]["unique_graphs"] == before
 
 
+def test_a_generation_asks_once_whether_a_model_is_what_was_compiled(monkeypatch):
+    """In each generation anew, so that whatever was done to the model in between is honoured."""
+    target, draft, _ = models("llama")
+    target, asked, real = copy.deepcopy(target), [], statics.checked
+
+    def counted(made, model, inputs):
+        asked.append(model)
+        found = real(made, model, inputs)
+        assert found is not made
+        return found
+
+    monkeypatch.setattr(statics, "checked", counted)
+    config, texts = StoppingConfig(rule="fixed", settings={"length": 3}), []
+    for state in range(2):
+        for _ in range(2):
+            asked.clear()
+            rounds = check(target, draft, config, None, state, **ONE_ROW, **GREEDY, **compiled(), max_new_tokens=24)
+            assert {model is target for model in asked} == {True, False} and len(asked) <= 4 < len(rounds)
+        texts.append(target.generate(**ONE_ROW, **GREEDY, max_new_tokens=24).tolist())
+        target.model.layers[0].mlp.act_fn = nn.Tanh()
+    assert texts[0] != texts[1]
+
+
 def test_a_round_that_compiles_shows_no_costs():
     target, draft, _ = models("llama")
     config = StoppingConfig(rule="fixed", settings={"length": 3})
