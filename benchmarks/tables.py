@@ -97,10 +97,12 @@ def batches(result: dict[str, Any]) -> list[str]:
     """Speed of a batch over plain decoding of the same batch, by its size."""
     found: dict[str, dict[int, dict]] = {}
     for row in result["rows"]:
-        found.setdefault(row["set"], {})[row["size"]] = row
+        name = SETS.get(row["set"], row["set"])
+        several = len({row.get("method") for row in result["rows"]}) > 1
+        found.setdefault(f"{name}, {row['method']}" if several else name, {})[row["size"]] = row
     sizes = list(next(iter(found.values())))
     rows = [
-        [SETS.get(name, name), *(spread(rows[n]["speedup"], rows[n]["speedup_interval"], 2) for n in sizes)]
+        [name, *(spread(rows[n]["speedup"], rows[n]["speedup_interval"], 2) for n in sizes)]
         for name, rows in found.items()
     ]
     columns = ("x plain of the same batch, median (range)", *(f"{n} row{'s' * (n > 1)}" for n in sizes))
