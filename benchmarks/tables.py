@@ -17,6 +17,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hf_specdecpp.bench.report import colour, markdown, spread
@@ -152,11 +153,17 @@ def trees(result: dict[str, Any]) -> list[str]:
 def lossless(rows: list[dict[str, Any]]) -> list[str]:
     """How many outputs equal plain decoding's."""
     prompts, equal = Counter(row["set"] for row in rows), Counter(row["set"] for row in rows if row["equal"])
-    lines = [[SETS.get(name, name), f"{equal[name]} of {prompts[name]}"] for name in prompts]
     first = rows[0]
+    lines = [[SETS.get(name, name), f"{equal[name]} of {prompts[name]}"] for name in prompts]
+    columns = ["set", "outputs equal to plain decoding's"]
+    if len(first.get("seconds", [])) > 2:  # ours between plain decoding in the mode and outside it
+        columns += ["x plain in the same mode", "x plain outside it"]
+        for line, name in zip(lines, prompts, strict=True):
+            seconds = [row["seconds"] for row in rows if row["set"] == name]
+            line += [f"{median(own[plain] / own[1] for own in seconds):.2f}" for plain in (0, 2)]
     about = f"{'Sampling under one seed' if first.get('sample') else 'Greedy'}, {first.get('dtype', 'float32')}"
     about += ", both in passes of one width" if first.get("reproducible") else ""
-    return [*markdown(("set", "outputs equal to plain decoding's"), lines), "", about]
+    return [*markdown(columns, lines), "", about]
 
 
 def heads(result: dict[str, Any]) -> list[str]:

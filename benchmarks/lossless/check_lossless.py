@@ -11,7 +11,8 @@ One line a prompt is appended as soon as it is compared, and prompts that are th
 and started again. In float32 every prompt must be equal; in bfloat16 a verification pass over several tokens rounds
 otherwise than a pass over one, so a near-tie can flip: the gap between the two logits is recorded. With
 `--reproducible` both decode in passes of one width, plain decoding as the rule that never drafts, and every prompt
-must be equal in bfloat16 too; with `--sample` both sample under the same seed. Seconds are those of either.
+must be equal in bfloat16 too; with `--sample` both sample under the same seed. Seconds are those of either, and of
+plain decoding outside the mode.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def main() -> None:
             ours["drafting_config"] = DraftingConfig(reproducible=True)
             theirs = ours | {"stopping_config": StoppingConfig(rule="fixed", settings={"length": 0})}
         outputs, seconds = [], []
-        for given in (theirs | {"return_dict_in_generate": True, "output_logits": True}, ours):
+        ways = [theirs | {"return_dict_in_generate": True, "output_logits": True}, ours]
+        for given in [*ways, {}] if args.reproducible else ways:
             torch.manual_seed(number)
             begin = time.perf_counter()
             outputs.append(target.generate(ids, **settings, **given))
