@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from ..stopping.round import Round
@@ -65,33 +65,50 @@ class RunningCosts:
         window (`int`): rounds remembered for each length.
     """
 
+    enough: ClassVar[int] = 4  # rounds whose median one slow round does not move
+
     def __init__(self, window: int = 32):
         self.window = window
         self.draft: dict[int, deque[float]] = {}
         self.verify: dict[int, dict[int, deque[float]]] = {}
+        self.count = 0
+        self.first: set[tuple[int, int]] = set()  # sizes and lengths of which one round was heard
 
     def hear(self, round: Round) -> None:
-        """Adds a round, unless its times are unknown or not those of a step of decoding."""
-        if round.target_seconds is not None and not round.reads_prompt:
-            self.add(round.passes, round.draft_seconds or 0.0, round.target_seconds, round.width, round.rows)
+        """Adds a round, unless its times are unknown or not those of a step of decoding.
+
+        The first one over so many tokens counts until there is a second: a CPU makes its kernels then, which takes as
+        long again.
+        """
+        if round.target_seconds is None or round.reads_prompt:
+            return
+        lengths, key = self.verify.setdefault(round.rows, {}), (round.rows, round.width)
+        if key in self.first:
+            self.first.remove(key)
+            lengths[round.width].clear()
+        elif round.width not in lengths:
+            self.first.add(key)
+        self.add(round.passes, round.draft_seconds or 0.0, round.target_seconds, round.width, round.rows)
 
     def add(
         self, drafted: int, draft_seconds: float, target_seconds: float, width: int | None = None, rows: int = 1
     ) -> None:
         """One round of so many passes of the draft; see `CostProfile.round`."""
+        self.count += 1
         if drafted:
             self.draft.setdefault(rows, deque(maxlen=self.window)).append(draft_seconds / drafted)
         lengths = self.verify.setdefault(rows, {})
         lengths.setdefault(drafted + 1 if width is None else width, deque(maxlen=self.window)).append(target_seconds)
 
     def begin(self, profile: CostProfile) -> None:
-        """Begins with what was measured before: as if each of it had been seen once."""
+        """Begins with what was measured before, as if it had been seen in as few rounds as are enough."""
         for width, seconds in enumerate(profile.verify_seconds, 1):
-            self.add(int(width == 1), profile.draft_seconds, seconds, width)
+            for _ in range(self.enough):
+                self.add(int(width == 1), profile.draft_seconds, seconds, width)
 
     def rounds(self) -> int:
-        """How many rounds are remembered."""
-        return sum(len(seconds) for lengths in self.verify.values() for seconds in lengths.values())
+        """How many rounds were added."""
+        return self.count
 
     def profile(self, rows: int = 1, drafts: bool = True) -> CostProfile | None:
         """What is known so far; `None` before plain rounds and drafted ones were both seen.
@@ -113,18 +130,18 @@ class RunningCosts:
     def _verification(self, rows: int) -> list[float]:
         """Of passes over 1, 2, ... tokens of so many texts.
 
-        More tokens never cost less: medians that say so are pooled (isotonic regression by pooling adjacent
-        violators, weighted by the number of rounds). Between measured lengths the costs are interpolated.
+        More tokens never cost less, and what disturbs a machine only slows it: so of each length the least of the
+        medians of as many tokens or more. What fewer than four rounds say counts in part, for a length that seems dear
+        is not tried once more. Between measured lengths costs are interpolated.
         """
-        pools: list[tuple[float, int, list[int]]] = []
-        for n, seconds in sorted(self.verify[rows].items()):
-            pool = (median(seconds), len(seconds), [n])
-            while pools and pools[-1][0] >= pool[0]:
-                mean, weight, lengths = pools.pop()
-                total = weight + pool[1]
-                pool = ((mean * weight + pool[0] * pool[1]) / total, total, lengths + pool[2])
-            pools.append(pool)
-        known = sorted((n, mean) for mean, _, lengths in pools for n in lengths)
+        least, medians = math.inf, []
+        for n, seconds in sorted(self.verify[rows].items(), reverse=True):
+            least = min(least, median(seconds))
+            medians.append((n, least, len(seconds)))
+        known: list[tuple[int, float]] = []
+        for n, cost, rounds in reversed(medians):
+            before = known[-1][1] if known else cost
+            known.append((n, before + (cost - before) * min(rounds / self.enough, 1.0)))
         costs = []
         for (a, s), (b, t) in pairwise(known):
             costs += [s + (t - s) * (n - a) / (b - a) for n in range(a, b)]

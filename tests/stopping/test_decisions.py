@@ -1,4 +1,7 @@
-"""Plans decide what rules decided before there were plans: `decisions.json` is what they said token by token."""
+"""Plans decide what rules decided before there were plans: `decisions.json` is what they said token by token.
+
+Rules that learn costs say there what they do since few rounds count in part.
+"""
 
 import json
 import random
