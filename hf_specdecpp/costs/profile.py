@@ -84,7 +84,7 @@ class RunningCosts:
             return
         lengths, key = self.verify.setdefault(round.rows, {}), (round.rows, round.width)
         if key in self.first:
-            self.first.remove(key)
+            self.first.discard(key)  # another thread may have done so
             lengths[round.width].clear()
         elif round.width not in lengths:
             self.first.add(key)
