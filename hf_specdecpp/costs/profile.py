@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -82,13 +83,14 @@ class RunningCosts:
         """
         if round.target_seconds is None or round.reads_prompt:
             return
-        lengths, key = self.verify.setdefault(round.rows, {}), (round.rows, round.width)
-        if key in self.first:
-            self.first.discard(key)  # another thread may have done so
-            lengths[round.width].clear()
-        elif round.width not in lengths:
-            self.first.add(key)
+        key, is_first = (round.rows, round.width), round.width not in self.verify.get(round.rows, {})
         self.add(round.passes, round.draft_seconds or 0.0, round.target_seconds, round.width, round.rows)
+        if is_first:
+            self.first.add(key)
+            return
+        with suppress(KeyError):  # raised for all but one of the threads that may be here
+            self.first.remove(key)
+            self.verify[round.rows][round.width].popleft()
 
     def add(
         self, drafted: int, draft_seconds: float, target_seconds: float, width: int | None = None, rows: int = 1

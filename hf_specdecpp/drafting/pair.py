@@ -105,16 +105,16 @@ class Pair:
         `end`. `running` says how both models run, see `Running.name`; generations learn from those of their `kind`,
         for a tree or a sampled token costs what a chain or a greedy one does not.
         """
-        experience = self._experience(length, target, running, kind) if settings.needs_seconds else None
+        experience = self.experience(length, target, running, kind) if settings.needs_seconds else None
         rule = settings.new_rule(experience)
         if rule.shared:
             return [rule] * rows, experience
         return [rule, *(settings.new_rule() for _ in range(rows - 1))], experience
 
-    def _experience(
+    def experience(
         self, length: int, target: PreTrainedModel | None, running: str, kind: tuple[str, ...]
     ) -> Experience:
-        """See `rules`. It begins with the calibration of this pair, if there is one, see `stored_calibration`."""
+        """What earlier generations of a kind showed, see `rules`; before any, what the pair was calibrated to."""
         if target is None:
             return Experience()
         key = (str(torch.get_num_threads()), running, *kind, *running_as(target))
