@@ -290,7 +290,7 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     run(*check[:-2], *one_width, "--count", 2)
     assert "p: 2 of 2 prompts equal, bfloat16" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "one-width.jsonl").read_text().splitlines()]
-    assert all(line["reproducible"] and line["sample"] and len(line["seconds"]) == 2 for line in lines)
+    assert all(line["reproducible"] and line["sample"] and len(line["seconds"]) == 3 for line in lines)
 
 
 def test_the_list_of_unseen_prompts_names_each_once():
