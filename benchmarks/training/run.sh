@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What making a head and a draft costs, and how good they are. Two hours on two CPU cores.
 #
-#   PROMPTS=prompts.jsonl RESPONSES=alpaca-dev=runs/smollm2-135m/eval_alpaca-dev.jsonl benchmarks/training/run.sh runs/training
+#   ALPACA_DEV=alpaca_dev.jsonl PROMPTS=prompts.jsonl RESPONSES=alpaca-dev=runs/smollm2-135m/eval_alpaca-dev.jsonl benchmarks/training/run.sh runs/training
 #
 # PROMPTS are some that the draft never saw; RESPONSES the target's to others, which both drafts are judged on.
 set -euo pipefail
@@ -22,3 +22,12 @@ for reads in before after; do
 done
 python $S/evaluate_draft.py "${PAIR[@]}" --draft $R/draft --responses "${RESPONSES:?}" --output "$RUNS/drafts.json"
 python recipes/train_head.py $R.yaml --output "$RUNS/heads"
+
+# What a temperature for each position would add to the head.
+traces=()
+for set in alpaca-dev="${ALPACA_DEV:?a file or Hub dataset}" gsm8k-test="${GSM8K_TEST:-openai/gsm8k:main:test}" humaneval="${HUMANEVAL:-openai/openai_humaneval:test}"; do
+    traces+=("$RUNS/${set%%=*}.jsonl")
+    specdecpp trace --target "$TARGET" --draft $R/draft --head $R/heads/greedy --prompts "${set#*=}" --limit 24 --max-draft-length 8 \
+        --max-new-tokens 64 --output "$RUNS/${set%%=*}.jsonl"
+done
+python $S/temperatures.py --fit "${traces[0]}" --judge "${traces[@]:1}" --output "$RUNS/temperatures.json"
