@@ -1,6 +1,7 @@
 """The benchmarks measure what they say, on a tiny pair, and the tables say what they found."""
 
 import json
+import math
 import re
 import runpy
 import sys
@@ -190,6 +191,30 @@ def test_epochs_with_and_without_stored_states_are_of_the_same_training(run, mat
     assert losses["stored"][-1] < losses["stored"][0]
     pairs = zip(result["seconds"]["draft"], result["seconds"]["stored"], strict=True)
     assert result["ratio"] == median(slow / fast for slow, fast in pairs)
+
+
+def test_forms_of_drafts_are_trained_and_judged_alike(run, target, tokenizer, tmp_path):
+    responses = tmp_path / "responses.jsonl"
+    rows = [{"row": row, "prompt": f"Why {row}?", "response_ids": [9, 8, 7 + row, 9, 8, 7]} for row in range(1, 12)]
+    responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = (
+        "training/forms.py", "--responses", responses, "--teacher", tmp_path / "teacher", "--evaluate", f"own={responses}",
+        "--max-steps", 3, "--batch-tokens", 64,
+    )  # fmt: skip
+    first = run(*arguments, "--form", "eagle3", roles=("target",))["forms"]
+    forms = run(*arguments, roles=("target",))["forms"]
+    assert list(forms) == ["eagle3", "mixed", "plain-2", "eagle3-2", "eagle3-8k", "eagle3-16k"]
+    assert forms["eagle3"] == first["eagle3"]
+    counts = {name: form["weights"] for name, form in forms.items()}
+    layer = sum(each.numel() for each in target.model.layers[0].parameters())
+    width = target.config.hidden_size
+    assert counts["eagle3-2"] - counts["eagle3"] == layer
+    assert counts["plain-2"] == 2 * layer + width + target.config.vocab_size * width
+    for form in forms.values():
+        quality = form["sets"]["own"]
+        assert quality["tokens"] == 66 and 0 <= quality["match"][0] <= 1 and all(map(math.isfinite, form["first_losses"]))
+    assert forms["plain-2"]["training"]["steps"] == 1 and forms["mixed"]["training"]["steps"] == 3
+    assert len({form["first_losses"][0] for form in forms.values()}) > 3
 
 
 @pytest.fixture(scope="module")
