@@ -193,6 +193,14 @@ def test_epochs_with_and_without_stored_states_are_of_the_same_training(run, mat
     assert result["ratio"] == median(slow / fast for slow, fast in pairs)
 
 
+def test_the_clock_is_compared_with_what_replay_promises(run, material, tmp_path):
+    sets = ("--set", f"own={material / 'prompts.jsonl'}", "--count", 2, "--max-new-tokens", 12)
+    found = run("rules/clock.py", *sets, "--traces", tmp_path / "traces")["sets"]["own"]
+    assert len(found["clocks"]) == len(found["replays"]) == 2 and min(found["clocks"] + found["replays"]) > 0
+    assert found["clock"] == median(found["clocks"]) and found["replay"] == median(found["replays"])
+    assert found["draft_seconds"] > 0 and len(found["verify_seconds"]) >= 2
+
+
 def test_forms_of_drafts_are_trained_and_judged_alike(run, target, tokenizer, tmp_path):
     responses = tmp_path / "responses.jsonl"
     rows = [{"row": row, "prompt": f"Why {row}?", "response_ids": [9, 8, 7 + row, 9, 8, 7]} for row in range(1, 12)]
