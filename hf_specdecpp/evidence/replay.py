@@ -139,12 +139,12 @@ def tree_round(draft: Draft, plan: Plan, limit: int) -> Round:
 
 
 def oracle(traces: Iterable[Trace], costs: CostProfile) -> Replay:
-    """Hindsight: drafts exactly the tokens that will be accepted (Lemma 2.1 of arXiv 2405.19715), where that pays."""
+    """Hindsight: chains of exactly the tokens that will be accepted (Lemma 2.1 of arXiv 2405.19715), where that pays."""
     total, plain = Replay(), costs.verification(1)
     for trace in traces:
         begin = 0
         while begin < len(trace.target_ids):
-            most = min(trace.drafts[begin].accepted, len(trace.target_ids) - begin - 1)
+            most = min(trace.drafts[begin].accepted_first, len(trace.target_ids) - begin - 1)
             rounds = [costs.round(math.ceil(k / trace.block), k + 1) for k in range(most + 1)]
             length = max(range(most + 1), key=lambda k: (k + 1) - rounds[k] / plain)
             total.add(begin, length, length, length + 1, rounds[length], plain)

@@ -56,6 +56,13 @@ class Draft:
     parents: list[int] | None = None
     path: list[int] | None = None
 
+    @property
+    def accepted_first(self) -> int:
+        """How many tokens of a chain are accepted, which in a tree is that of its first choices."""
+        if self.path is None:
+            return self.accepted
+        return next((n for n, node in enumerate(self.path) if self.tokens[node].rank > 1), len(self.path))
+
 
 @dataclass(frozen=True)
 class Trace:

@@ -190,6 +190,16 @@ def test_the_oracle_discards_nothing_and_no_rule_beats_it(greedy):
         assert replay(greedy[2], config.filled_from(RECOMMENDED).new_rule, COSTS).speedup <= best.speedup + 1e-9
 
 
+def test_hindsight_of_trees_is_that_of_the_chains_in_them(target):
+    draft, traces = trees(False)
+    chains = [
+        record_trace(target, draft, prompt(5 + n, n)[0].tolist(), trace.target_ids, Decoding(), 30, 6)[0]
+        for n, trace in enumerate(traces)
+    ]
+    assert oracle(traces, COSTS) == oracle(chains, COSTS)
+    assert any(one.accepted > one.accepted_first for trace in traces for one in trace.drafts)
+
+
 def test_a_rule_that_may_draft_more_than_was_recorded_is_refused(greedy):
     with pytest.raises(ValueError, match="the traces hold drafts of"):
         replay(greedy[2], StoppingConfig(rule="fixed", settings={"length": 30}, max_draft_length=40).new_rule, COSTS)
