@@ -206,8 +206,8 @@ def test_forms_of_drafts_are_trained_and_judged_alike(run, target, tokenizer, tm
     rows = [{"row": row, "prompt": f"Why {row}?", "response_ids": [9, 8, 7 + row, 9, 8, 7]} for row in range(1, 12)]
     responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = (
-        "training/forms.py", "--responses", responses, "--teacher", tmp_path / "teacher", "--evaluate", f"own={responses}",
-        "--max-steps", 3, "--batch-tokens", 64,
+        "training/forms.py", "--responses", responses, "--teacher", tmp_path / "teacher", "--evaluate",
+        f"own={responses}", "--max-steps", 3, "--batch-tokens", 64,
     )  # fmt: skip
     first = run(*arguments, "--form", "eagle3", roles=("target",))["forms"]
     forms = run(*arguments, roles=("target",))["forms"]
@@ -220,7 +220,9 @@ def test_forms_of_drafts_are_trained_and_judged_alike(run, target, tokenizer, tm
     assert counts["plain-2"] == 2 * layer + width + target.config.vocab_size * width
     for form in forms.values():
         quality = form["sets"]["own"]
-        assert quality["tokens"] == 66 and 0 <= quality["match"][0] <= 1 and all(map(math.isfinite, form["first_losses"]))
+        assert (
+            quality["tokens"] == 66 and 0 <= quality["match"][0] <= 1 and all(map(math.isfinite, form["first_losses"]))
+        )
     assert forms["plain-2"]["training"]["steps"] == 1 and forms["mixed"]["training"]["steps"] == 3
     assert len({form["first_losses"][0] for form in forms.values()}) > 3
 
