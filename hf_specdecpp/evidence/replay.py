@@ -139,7 +139,7 @@ def tree_round(draft: Draft, plan: Plan, limit: int) -> Round:
 
 
 def oracle(traces: Iterable[Trace], costs: CostProfile) -> Replay:
-    """Hindsight: chains of exactly the tokens that will be accepted, where that pays (Lemma 2.1 of arXiv 2405.19715)."""
+    """Hindsight: chains of the tokens that will be accepted, where that pays (Lemma 2.1 of arXiv 2405.19715)."""
     total, plain = Replay(), costs.verification(1)
     for trace in traces:
         begin = 0
