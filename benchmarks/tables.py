@@ -218,7 +218,8 @@ def setting(result: dict[str, Any]) -> str:
         configuration.get("dtype") or result.get("dtype"),
         device,
         prompts and f"{prompts} prompts a set",
-        f"at most {longest} tokens of prompt and output" if longest else tokens and f"{tokens} new tokens",
+        tokens and f"{tokens} new tokens",
+        longest and f"at most {longest} with the prompt",
         "sampling" if configuration.get("sample") else None,
         f"torch {versions.get('torch', '').partition('+')[0]}, transformers {versions.get('transformers')}",
     ]

@@ -38,7 +38,7 @@ def main(file, target=None, draft=DRAFT, head=HEADS / "greedy", batch_size=4, ma
             answers = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
             for prompt, answer in zip(batch, answers, strict=True):
                 print(json.dumps({"prompt": prompt, "answer": answer}))
-    print(stats, file=sys.stderr)
+    print(stats, file=sys.stderr)  # in trees most drafted tokens are alternatives: what counts is tokens a target pass
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ class Answer:
 
         Args:
             seconds (`float`): of the whole generation.
-            costs (`CostProfile`): says what plain decoding would have taken, the prompt aside.
+            costs (`CostProfile`): says what the same rounds and plain decoding take, the prompt aside. They are not
+                compared with the clock, which measured another moment of a busy machine.
         """
         tokens, drafted = sum(r.new_tokens for r in self.rounds), sum(len(r.drafted) for r in self.rounds)
         accepted = sum(r.accepted for r in self.rounds)
@@ -67,8 +68,6 @@ class Answer:
         steps = [r for r in self.rounds if not r.reads_prompt]
         if steps:
             plain = costs.verification(1) * sum(r.new_tokens for r in steps)
-            gain = plain / sum(r.draft_seconds + r.target_seconds for r in steps)
-            # No pass is faster than one of plain decoding; costs that say so were measured while the machine was busy.
-            gain = min(gain, sum(r.new_tokens for r in steps) / len(steps))
+            gain = plain / sum(costs.round(r.passes, r.width) for r in steps)
             words.append(f"about {gain:.2f}x plain decoding, by its measured costs")
         return ", ".join(words)

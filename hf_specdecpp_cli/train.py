@@ -21,7 +21,9 @@ def train(
     labels: list[Path] = typer.Option(..., help="Folder made by `specdecpp label`; a sweep takes several."),
     output: Path = typer.Option(..., help="Folder for the head; an interrupted run goes on in it."),
     draft: str = typer.Option(None, help="Hub id or folder. (default: the labels' draft)", show_default=False),
-    mode: str = JOB.option("mode", note="(default: the first that the labels hold)"),
+    mode: str = typer.Option(
+        None, help="Of the labels: greedy or sampling. (default: the first that they hold)", show_default=False
+    ),
     reads: str = HEAD.option("reads", default="before"),
     feature: list[str] = HEAD.option("features", default=["probability", "entropy"], note="Or none."),
     label: str = JOB.option("label"),
@@ -39,8 +41,12 @@ def train(
     seed: int = TRAINING.option("seed", default=0),
     sweep: bool = typer.Option(False, help="Train variants of this head, one choice changed at a time; compare them."),
     choice: list[str] = SWEEP.option("choices", note="(default: all)"),
-    traces: Path = SWEEP.option("traces", default=None, note="A file of `specdecpp trace --states`."),
-    costs: Path = SWEEP.option("costs", default=None, note="A JSON file of `specdecpp calibrate --output`."),
+    traces: Path = SWEEP.option(
+        "traces", default=None, note="A file of `specdecpp trace --states`; with --sweep alone."
+    ),
+    costs: Path = SWEEP.option(
+        "costs", default=None, note="A JSON file of `specdecpp calibrate --output`; with --sweep alone."
+    ),
 ) -> None:
     """Fit an acceptance head to labels, calibrate it on held-out ones, and save it."""
     from hf_specdecpp.acceptance import AcceptanceHeadConfig

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,11 @@ def test_the_files_that_the_readme_names_exist():
     assert len(named) > 12
     for name in named:
         assert (ROOT / name).exists() or (ROOT / "hf_specdecpp" / name).exists(), name
+
+
+def test_a_script_beside_the_clone_finds_the_package(tmp_path):
+    """The folder that holds the clone has a folder of the package's name, which is no package."""
+    (tmp_path / "hf_specdecpp").mkdir()
+    asked = "from importlib.util import find_spec; print(find_spec('hf_specdecpp').origin)"
+    found = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.strip().endswith("__init__.py")

@@ -269,6 +269,9 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     variants = [{"variant": name} | dict.fromkeys(metrics, 0.5) | speeds for name in ("base", "depth 0")]
     swept = tmp_path / "swept.json"
     swept.write_text(json.dumps({"decoding": {"do_sample": True}, "traces": 7, "variants": variants}))
+    machine = {"set": "test", "draft_to_target": 0.3, "verification": "flat", "best_tuned": "SVIP"}
+    machine |= {"best_tuned_speedup": 1.125, "cost_aware_speedup": 1.25}
+    rules.write_text(json.dumps(written | {"other_hardware": [machine, machine | {"draft_to_target": 0.5}]}))
     run("rules/rules_report.py", rules, swept, "--output", tmp_path / "paper")
     report = (tmp_path / "paper" / "report.md").read_text()
     assert "| depth 0 | 0.500 | 0.500 | 0.500 | 0.500 | 1.250 | 1.125 | threshold 0.3 |" in report
@@ -276,6 +279,7 @@ def test_the_recipe_from_responses_to_a_tuned_head(run, material, tmp_path, caps
     length, speed = written["chosen"]["fixed length"]["settings"]["length"], tables["test"]["fixed length"]["speedup"]
     assert f"| test, greedy, {written['head']} | length {length}: {speed:.3f} (" in report
     assert "| dev, greedy" not in report
+    assert "| 0.3 | flat | 1.250 / 1.125 (SVIP) |" in report and "never below 1.250 of plain" in report
     assert report.count("| cost-aware with the head |") == 3 and "| Alpaca, the paper | 1.90 |" in report
     assert "fixed length K" in (tmp_path / "paper" / "rules-test.svg").read_text()
 

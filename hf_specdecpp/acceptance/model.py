@@ -88,7 +88,7 @@ class AcceptanceHeadModel(BaseTuner):
             elif expected != fact:
                 raise ValueError(
                     f"this head is for {described[name]} {expected}, but the draft has {fact}: "
-                    f"it belongs to {peft_config.base_model_name_or_path!r}"
+                    f"it belongs to {peft_config.base_model_name_or_path!r}; train one for this draft"
                 )
         return peft_config
 

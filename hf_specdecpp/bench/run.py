@@ -49,7 +49,7 @@ class Settings:
             RULE=THRESHOLD or fixed=K; ours behind static: or compiled: too, see `new_method`.
         sample (`bool`): sample (temperature 1, top-k 50) instead of greedy decoding.
         count (`int`): prompts of each set.
-        repeats (`int`): timed runs of every method on every prompt, after one that counts; 0 times that one.
+        repeats (`int`): timed runs of every method on every prompt, after one that warms up; with 0 that one is timed.
         max_new_tokens (`int`): most tokens generated for each prompt.
         dtype (`str`): of both models: bfloat16, float16 or float32.
         threads (`int`, *optional*): of the CPU; left out, torch's.
@@ -224,6 +224,7 @@ def summarise_set(rows: list[Row], methods: list, repeats: int, prompts: list[Te
     lengths = [prompts[number].shape[1] for number in numbers]
     return {
         "prompts": len(numbers),
+        "asked": len(prompts),
         "prompt_tokens": [min(lengths), max(lengths)],
         "methods": summarise(rows, methods),
     }

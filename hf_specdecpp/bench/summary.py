@@ -19,8 +19,13 @@ from .methods import Method
 THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
+FEW = 6  # prompts, below which the interval of a median says little
+
+
 def interval(values: list[float], draws: int = 4000, seed: int = 0) -> list[float]:
-    """95 % bootstrap interval of the median of `values`, one a prompt."""
+    """95 % bootstrap interval of the median of `values`, one a prompt; of few the range."""
+    if len(values) < FEW:
+        return [min(values), max(values)]
     drawn = np.random.default_rng(seed).choice(values, (draws, len(values)))
     return np.percentile(np.median(drawn, axis=1), [2.5, 97.5]).tolist()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from .summary import FEW
+
 # Logits that differ by less may swap places when a pass over several tokens rounds otherwise than a pass over one.
 NEAR = {"bfloat16": 1.0, "float16": 0.2, "float32": 0.001}
-FEW = 6  # prompts, below which the interval of a median says little
 
 
 def verdict(result: dict[str, Any]) -> str:
@@ -32,11 +33,14 @@ def conditions(name: str, result: dict[str, Any]) -> str:
     repeats = max(asked["repeats"], 1)
     runs = f"{counted(repeats, 'timed run')} of each method in turn"
     mode = "sampling (temperature 1, top-k 50)" if asked["sample"] else "greedy"
+    prompts = counted(found["prompts"], "prompt")
+    if found["prompts"] < found.get("asked", 0):  # which older results do not say
+        prompts = f"{found['prompts']} of {counted(found['asked'], 'prompt')} (in {asked['minutes']:g} minutes)"
     return (
-        f"{name}, {mode}, {counted(found['prompts'], 'prompt')} of {low} to {high} tokens, at most "
+        f"{name}, {mode}, {prompts} of {low} to {high} tokens, at most "
         f"{asked['max_new_tokens']} new tokens, {runs}, batch size 1, {asked['dtype']}, {device}, torch "
         f"{result['versions']['torch']}, transformers {result['versions']['transformers']}; medians over prompts with "
-        "95 % bootstrap intervals"
+        f"{'their range' if found['prompts'] < FEW else '95 % bootstrap intervals'}"
     )
 
 
@@ -50,6 +54,7 @@ def gain(found: dict[str, Any], unavailable: dict[str, str]) -> list[str]:
     ours = methods.get("recommended")
     if ours is not None:
         low, high = ours["speedup_interval"]
+        spread = "range" if found["prompts"] < FEW else "95 % interval"
         if found["prompts"] < FEW:
             meaning = f"but {counted(found['prompts'], 'prompt')} cannot tell whether it pays"
         elif low > 1:
@@ -60,7 +65,7 @@ def gain(found: dict[str, Any], unavailable: dict[str, str]) -> list[str]:
             meaning = "whether it pays cannot be told from these prompts"
         rates = [methods[name]["tokens_per_second"] for name in ("recommended", "plain")]
         sentences.append(
-            f"With this pair SpecDec++ is {ours['speedup']:.2f}x plain decoding, 95 % interval {low:.2f} to "
+            f"With this pair SpecDec++ is {ours['speedup']:.2f}x plain decoding, {spread} {low:.2f} to "
             f"{high:.2f} ({rates[0]:.1f} against {rates[1]:.1f} tokens a second): {meaning}."
         )
     elif "recommended" in unavailable:
@@ -96,7 +101,10 @@ def limit(found: dict[str, Any], costs: dict[str, Any]) -> str:
     pair = f"Your draft costs {share:.2f} of a target step and says the target's next token {accepted:.0%} of the time"
     if best < 1.02:
         return f"{pair}, so chains of it cannot pay here, whenever they stop: take a faster or a better draft."
-    limits = f"{pair}, which limits chains of it to about {best:.2f}x, even with perfect hindsight."
+    limits = (
+        f"{pair}, which limits chains of it to about {best:.2f}x, even with perfect hindsight; trees and "
+        "drafts from the text go beyond that."
+    )
     chain = found["methods"].get("chain")
     if chain is not None and chain["speedup_interval"][0] > 1.1 * best:
         limits += " What was timed lies above that, so the machine was not quiet: measure again."

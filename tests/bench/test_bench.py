@@ -175,8 +175,8 @@ def test_the_verdict_names_gain_rival_and_limit(measured):
     ) in text
     assert (
         "Your draft costs 0.31 of a target step and says the target's next token 55% of the time, which limits chains "
-        "of it to about 1.70x, even with perfect hindsight. Its output equals plain decoding on 10 of 10 "
-        "prompts."
+        "of it to about 1.70x, even with perfect hindsight; trees and drafts from the text go beyond that. Its "
+        "output equals plain decoding on 10 of 10 prompts."
     ) in text
 
 
@@ -212,6 +212,10 @@ def test_the_verdict_does_not_judge_by_few_prompts_or_a_draft_that_cannot_pay(me
     result["sets"]["mixed"]["replay"]["oracle"]["speedup"] = 1.0
     text = verdict(result)
     assert "but 2 prompts cannot tell whether it pays" in text and "so chains of it cannot pay here" in text
+    assert "range 1.30 to 1.50" in text and "medians over prompts with their range" in text
+    result["sets"]["mixed"]["asked"] = 6
+    result["configuration"]["minutes"] = 2.0
+    assert "2 of 6 prompts (in 2 minutes) of " in verdict(result)
     del result["sets"]["mixed"]["methods"]["recommended"]
     result["unavailable"]["recommended"] = "ValueError: no cache"
     assert "SpecDec++ does not run with this pair (ValueError: no cache)" in verdict(result)

@@ -122,10 +122,9 @@ def test_an_answer_shows_drafted_tokens_in_colour(tokenizer):
     words = answer.summary(2.0, CostProfile(0.1, (1.5,)))
     assert words == (
         "2.0 tokens/s, 2 of 4 tokens drafted (of 2 that were tried), 2.00 tokens a target pass, "
-        "about 1.50x plain decoding, by its measured costs"
+        "about 1.88x plain decoding, by its measured costs"
     )
-    busy = answer.summary(2.0, CostProfile(0.1, (30.0,)))  # no pass makes more of its tokens than there are
-    assert "about 2.00x plain decoding" in busy
+    assert "about 1.88x" in answer.summary(200.0, CostProfile(0.1, (1.5,)))  # however busy the machine was meanwhile
 
 
 def test_others_are_heard_where_they_are_asked_for(pair, tmp_path):

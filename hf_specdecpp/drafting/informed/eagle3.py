@@ -129,8 +129,8 @@ class StepModel(nn.Module):
         """See `Eagle3ForCausalLM.forward`."""
         if (taps is None) == (states is None):
             raise ValueError(
-                "the draft reads hidden states of its target: give either taps or states; generate with "
-                "candidate_generator=SpecDecPP, which does"
+                "the draft reads hidden states of its target, which it is given in generate with "
+                "candidate_generator=SpecDecPP alone"
             )
         hidden = self.fused(taps) if states is None else states.to(self.fc.weight)
         embeddings = self.embedded(input_ids)
