@@ -32,7 +32,7 @@ SETS = {
     "alpaca": "Alpaca", "gsm8k": "GSM8K", "humaneval": "HumanEval", "mt-bench": "MT-Bench", "alpaca_test": "Alpaca",
     "gsm8k_test": "GSM8K", "summaries": "summaries",
 }  # fmt: skip
-DETAILS = ("text", "same-draft")  # methods that a first screen leaves out
+DETAILS = ("text", "same-draft", "assisted")  # methods that a first screen leaves out
 
 
 def first(result: dict[str, Any]) -> list[str]:

@@ -47,8 +47,8 @@ from hf_specdecpp.hub.data import prompt_ids
 from hf_specdecpp.hub.loading import load_model, load_pair, load_tokenizer
 
 METHODS = [
-    "plain", "compiled", "lookup", "assisted", "flashspec", "fixed=0", "text", "same-draft", "recommended",
-    "compiled:fixed=0", "compiled:recommended",
+    "plain", "compiled", "lookup", "assisted", "assisted=1", "flashspec", "fixed=0", "text", "same-draft",
+    "recommended", "compiled:fixed=0", "compiled:recommended",
 ]  # fmt: skip
 OURS = ("recommended", "text", "same-draft", "compiled:recommended")
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # What making a head and a draft costs, and how good they are. Two hours on two CPU cores.
 #
-#   ALPACA_DEV=alpaca_dev.jsonl PROMPTS=prompts.jsonl RESPONSES=alpaca-dev=runs/smollm2-135m/eval_alpaca-dev.jsonl benchmarks/training/run.sh runs/training
+#   ALPACA_DEV=alpaca_dev.jsonl PROMPTS=prompts.jsonl TEXT=runs/smollm2-135m/responses.jsonl \
+#       RESPONSES=alpaca-dev=runs/smollm2-135m/eval_alpaca-dev.jsonl benchmarks/training/run.sh runs/training
 #
-# PROMPTS are some that the draft never saw; RESPONSES the target's to others, which both drafts are judged on.
+# PROMPTS are some that the draft never saw; RESPONSES the target's to others, which drafts are judged on; TEXT the
+# target's to prompts of the training text.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 RUNS=${1:?folder for what is measured} S=benchmarks/training R=recipes/smollm2-135m
@@ -21,6 +23,9 @@ for reads in before after; do
     python $S/training_speed.py --labels "$RUNS/labels" --draft $ordinary --reads $reads --epochs 2 --limit 320 --output "$RUNS/training-speed-$reads.json"
 done
 python $S/evaluate_draft.py "${PAIR[@]}" --draft $R/draft --responses "${RESPONSES:?}" --output "$RUNS/drafts.json"
+# Drafts of other forms on the same text, at equal training.
+python $S/forms.py --target "$TARGET" --responses "${TEXT:?}" --teacher "$RUNS/teacher" --evaluate "$RESPONSES" --max-steps 60 \
+    --output "$RUNS/forms.json"
 python recipes/train_head.py $R.yaml --output "$RUNS/heads"
 
 # What a temperature for each position would add to the head.
