@@ -52,9 +52,9 @@ def conditions(result: dict[str, Any]) -> str:
         f"Head {result['head']}; {result['prompts']} prompts a set, at most {result['max_new_tokens']} new tokens, "
         f"{result['max_length']} with the prompt. Replay of drafts that were recorded in {result['dtype']}, at most "
         f"{result['max_draft_length']} tokens long, with measured costs: {drafted:.1f} ms for a drafted token, "
-        f"{step:.1f} ms for a step of the target (ratio {drafted / step:.2f}), {eight:.1f} ms to verify 8 tokens. Settings were chosen on "
-        f"{result['chosen_on']}; the cost-aware rules are not tuned. Speeds are times plain decoding, with 95 % "
-        "bootstrap intervals over prompts.\n"
+        f"{step:.1f} ms for a step of the target (ratio {drafted / step:.2f}), {eight:.1f} ms to verify 8 tokens. "
+        f"Settings were chosen on {result['chosen_on']}; the cost-aware rules are not tuned. Speeds are times plain "
+        "decoding, with 95 % bootstrap intervals over prompts.\n"
     )
 
 
@@ -102,8 +102,9 @@ def machines(result: dict[str, Any]) -> list[str]:
     columns = "draft / target", "verification", *next(iter(found.values()))
     about = (
         "A drafted token takes so many steps of the target, and a pass over several tokens as long as over one (flat) "
-        "or 1.4 to 2.2 times that (stepped). The cost-aware rule, which is told the costs alone, beside the best of the "
-        f"others, tuned for each machine on {result['chosen_on']}. It is never below {least:.3f} of plain decoding.\n"
+        "or 1.4 to 2.2 times that (stepped). The cost-aware rule, which is told the costs alone, beside the best of "
+        f"the others, tuned for each machine on {result['chosen_on']}. It is never below {least:.3f} of plain "
+        "decoding.\n"
     )
     return [about, *markdown(columns, rows), ""]
 
