@@ -39,8 +39,7 @@ def main(file, output, target=None, draft=DRAFT, max_new_tokens=48, epochs=6):
 
     config = AcceptanceHeadConfig(
         num_layers=1, reads="before", features=["probability", "entropy"], min_draft_length=1, rule="cost-aware",
-        decoding=card.decodings["greedy"], target_name_or_path=card.target,
-        target_signature=card.target_signature, draft_signature=card.draft_signature,
+        decoding=card.decodings["greedy"],
     )  # fmt: skip
     arguments = AcceptanceTrainingArguments(
         str(output / "checkpoints"), num_train_epochs=epochs, learning_rate=1e-3, per_device_train_batch_size=8

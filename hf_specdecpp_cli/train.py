@@ -65,7 +65,6 @@ def train(
         num_layers=num_layers, tied=tied, reads=reads, features=[name for name in feature if name != "none"],
         rejection_weight=rejection_weight, decoding=card.decodings[mode], rule="cost-aware", threshold=threshold,
         min_draft_length=min(1 if reads == "before" else 2, max_draft_length), max_draft_length=max_draft_length,
-        target_name_or_path=card.target, target_signature=card.target_signature, draft_signature=card.draft_signature,
     )  # fmt: skip
 
     def arguments(checkpoints: Path) -> AcceptanceTrainingArguments:

@@ -210,7 +210,9 @@ def test_forms_of_drafts_are_trained_and_judged_alike(run, target, tokenizer, tm
         f"own={responses}", "--max-steps", 3, "--batch-tokens", 64,
     )  # fmt: skip
     first = run(*arguments, "--form", "eagle3", roles=("target",))["forms"]
-    forms = run(*arguments, roles=("target",))["forms"]
+    whole = run(*arguments, roles=("target",))
+    forms, size = whole["forms"], target.config.vocab_size
+    assert whole["covered"] == {str(size): {"own": 1.0}}
     assert list(forms) == ["eagle3", "mixed", "plain-2", "eagle3-2", "eagle3-8k", "eagle3-16k"]
     assert forms["eagle3"] == first["eagle3"]
     counts = {name: form["weights"] for name, form in forms.items()}

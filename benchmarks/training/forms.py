@@ -4,15 +4,16 @@
 """Drafts of several forms at equal training: the same texts in the same order, as many steps, one optimizer.
 
     python benchmarks/training/forms.py --target TARGET --responses responses.jsonl --teacher runs/teacher \\
-        --evaluate alpaca-dev=alpaca.jsonl --max-steps 120 --output benchmarks/training/results/DATE-forms.json
+        --evaluate alpaca-dev=alpaca.jsonl --output benchmarks/training/results/DATE-forms.json
 
 - `eagle3`: EAGLE-3's layer, whose attention reads an embedding and a state side by side; all begin with the target's
-  last layer. `eagle3-2`: with the layer before it beneath. `eagle3-8k`, `eagle3-16k`: of other vocabularies than 12k.
+  last layer. `eagle3-2`: with a second layer. `eagle3-8k`, `eagle3-16k`: of other vocabularies than 12k.
 - `mixed`: embedding and state are mixed to one width by a matrix, and an ordinary layer reads that.
 - `plain-2`: two ordinary layers that read tokens alone, begun as the target's first two.
 
 Texts and options are those of `recipes/train_draft.py`. Every form is judged on the responses of each `--evaluate`,
-see `DraftQuality`; forms that are done are kept in the output, and a killed run goes on.
+see `DraftQuality`; forms that are done are kept in the output, and a killed run goes on. `covered` is how often the
+target's likeliest token is one that a vocabulary of so many tokens has.
 """
 
 from __future__ import annotations
@@ -117,6 +118,11 @@ FORMS: dict[str, tuple[Callable[..., Eagle3ForCausalLM], int, int | None]] = {
 }
 
 
+def coverage(teacher: Teacher, token_ids: Tensor) -> float:
+    said = torch.cat([teacher.lesson(number).tokens[:, 0] for number in range(len(teacher.batches))])
+    return torch.isin(said, token_ids).double().mean().item()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
@@ -124,7 +130,7 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, required=True, help="folder where what the target says is kept")
     parser.add_argument("--evaluate", action="append", required=True, metavar="NAME=FILE")
     parser.add_argument("--form", action="append", choices=FORMS, dest="forms", help="left out, all")
-    parser.add_argument("--max-steps", type=int, default=120)
+    parser.add_argument("--max-steps", type=int, default=240)
     parser.add_argument("--batch-tokens", type=int, default=DraftTraining().batch_tokens)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--output", type=Path, required=True)
@@ -143,6 +149,11 @@ def main() -> None:
         name: Teacher(target, in_batches(found, args.batch_tokens), layers, training.top, args.teacher / name)
         for name, found in texts.items()
     }
+    covered: dict[int, dict[str, float]] = {}
+    for size in sorted({min(size, vocab_size) for _, size, _ in FORMS.values()}):
+        token_ids = choose_vocabulary(texts["train"], size, vocab_size)
+        covered[size] = {name: coverage(teachers[name], token_ids) for name in texts if name != "train"}
+    print(covered, flush=True)
     found = json.loads(args.output.read_text())["forms"] if args.output.exists() else {}
     for name in args.forms or FORMS:
         if name in found:
@@ -166,7 +177,7 @@ def main() -> None:
         }
         for each, quality in found[name]["sets"].items():
             print(name, each, quality, flush=True)
-        settings = {"max_steps": args.max_steps, "dtype": args.dtype, "forms": found}
+        settings = {"max_steps": args.max_steps, "dtype": args.dtype, "covered": covered, "forms": found}
         write_result(args.output, settings, target=target.config)
 
 

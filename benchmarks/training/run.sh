@@ -24,7 +24,7 @@ for reads in before after; do
 done
 python $S/evaluate_draft.py "${PAIR[@]}" --draft $R/draft --responses "${RESPONSES:?}" --output "$RUNS/drafts.json"
 # Drafts of other forms on the same text, at equal training.
-python $S/forms.py --target "$TARGET" --responses "${TEXT:?}" --teacher "$RUNS/teacher" --evaluate "$RESPONSES" --max-steps 60 \
+python $S/forms.py --target "$TARGET" --responses "${TEXT:?}" --teacher "$RUNS/teacher" --evaluate "$RESPONSES" \
     --output "$RUNS/forms.json"
 python recipes/train_head.py $R.yaml --output "$RUNS/heads"
 

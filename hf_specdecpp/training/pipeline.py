@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -200,6 +200,7 @@ def train_head(
     the head, the rest trains it. Hidden states that the labels hold are used, else the draft makes them.
 
     Args:
+        config (`AcceptanceHeadConfig`): of the head; the pair that it leaves out is that of the labels.
         mode (`str`, *optional*): which of the labelled decoding modes, greedy or sampling; left out, the one that
             `config.decoding` is.
         label (`str`): learn the `"acceptance"` of the drawn token, or the `"overlap"`, its expectation over the draw.
@@ -211,6 +212,12 @@ def train_head(
         diagram in `reliability.png`.
     """
     card = read_card(labels)
+    config = replace(
+        config,
+        target_name_or_path=config.target_name_or_path or card.target,
+        target_signature=config.target_signature or card.target_signature,
+        draft_signature=config.draft_signature or card.draft_signature,
+    )
     mode = mode or mode_of(card, config.decoding)
     if label == "overlap" and Decoding.stored(card.decodings[mode]).has_noise:
         raise ValueError(

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_specdecpp import AcceptanceHeadConfig
+from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.training.label_folder import read_labels, shard_path
 from hf_specdecpp.training.pipeline import label_prompts, newest_whole_checkpoint, train_head
 from hf_specdecpp.training.trainer import AcceptanceTrainer, AcceptanceTrainingArguments
@@ -183,7 +184,9 @@ def test_a_trained_head_predicts_better_than_the_mean_and_is_saved_calibrated(la
     saved = json.loads((folder / "adapter_config.json").read_text())
     assert saved["calibration_scale"] != 1.0 and (saved["reads"], saved["features"]) == ("before", ["probability"])
     draft = AutoModelForCausalLM.from_pretrained(labels / "draft")
-    assert PeftModel.from_pretrained(draft, folder).active_peft_config.features == ["probability"]
+    trained = PeftModel.from_pretrained(draft, folder).active_peft_config
+    assert trained.features == ["probability"]
+    assert trained.target_signature == trained.draft_signature == model_signature(draft.config)  # the labels' pair
 
 
 @pytest.mark.parametrize("reads", ("before", slow("after")))
@@ -264,6 +267,7 @@ from pathlib import Path
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 from hf_specdecpp import AcceptanceHeadConfig
+from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.training.head_inputs import HeadInputs
 from hf_specdecpp.training.label_folder import read_labels
 from hf_specdecpp.training.labels import Rows
