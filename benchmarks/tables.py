@@ -32,6 +32,7 @@ SETS = {
     "alpaca": "Alpaca", "gsm8k": "GSM8K", "humaneval": "HumanEval", "mt-bench": "MT-Bench", "alpaca_test": "Alpaca",
     "gsm8k_test": "GSM8K", "summaries": "summaries",
 }  # fmt: skip
+FORMS = {"eagle3": "EAGLE-3", "mixed": "embedding and state mixed", "plain-2": "two layers, tokens alone"}
 DETAILS = ("text", "same-draft", "assisted")  # methods that a first screen leaves out
 
 
@@ -134,6 +135,20 @@ def rules(result: dict[str, Any]) -> list[str]:
     return [*markdown(("x plain", *(SETS.get(name, name) for name in sets)), rows), "", about]
 
 
+def clock(result: dict[str, Any]) -> list[str]:
+    """What a replay of chains promises, and what the clock gives."""
+    rows = [
+        [
+            SETS.get(name, name),
+            f"{found['replay']:.2f}",
+            spread(found["clock"], found["clock_interval"], 2),
+            spread(found["clock_over_replay"], found["clock_over_replay_interval"], 3),
+        ]
+        for name, found in result["sets"].items()
+    ]
+    return [*markdown(("set", "replay", "clock", "clock over replay"), rows), "", setting(result)]
+
+
 def trees(result: dict[str, Any]) -> list[str]:
     """Chains and trees of the cost-aware rule, and the best of the others, by replay."""
     sets = result["sets"]
@@ -195,6 +210,32 @@ def drafts(result: dict[str, Any]) -> list[str]:
     return [*markdown(columns, rows), "", setting(result)]
 
 
+def forms(result: dict[str, Any]) -> list[str]:
+    """How drafts of several forms agree with the target after as many steps."""
+    rows = [
+        [
+            FORMS.get(name, name),
+            f"{found['weights'] / 1e6:.1f}",
+            *(f"{of_set['match'][0]:.3f}; {of_set['first_four']:.3f}" for of_set in found["sets"].values()),
+        ]
+        for name, found in result["forms"].items()
+    ]
+    sets = next(iter(result["forms"].values()))["sets"]
+    columns = ("first token; first four", "million weights", *(SETS.get(name, name) for name in sets))
+    return [*markdown(columns, rows), "", f"After {result['max_steps']} steps; {setting(result)}"]
+
+
+def coverage(result: dict[str, Any]) -> list[str]:
+    """How often the target's likeliest token is one that a vocabulary of a size has."""
+    rows = [
+        [f"{int(size):,}", *(f"{share:.3f}" for share in shares.values())]
+        for size, shares in result["covered"].items()
+    ]
+    sets = next(iter(result["covered"].values()))
+    columns = ("tokens of the vocabulary", *(SETS.get(name, name) for name in sets))
+    return [*markdown(columns, rows), "", setting(result)]
+
+
 def label(result: dict[str, Any], method: str) -> str:
     name = next(iter(result["sets"].values()))["methods"][method]["label"]
     return f"**{name}**" if method.endswith("recommended") else name
@@ -226,10 +267,11 @@ def setting(result: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (first, peers, peers_intervals, bench, batches, contexts, rules, trees, lossless, drafts, heads)
-}
+MAKERS = [
+    first, peers, peers_intervals, bench, batches, contexts, rules, clock, trees, lossless, drafts, forms, coverage,
+    heads,
+]  # fmt: skip
+KINDS = {maker.__name__: maker for maker in MAKERS}
 
 
 def read(name: str) -> Any:
