@@ -34,7 +34,7 @@ def conditions(name: str, result: dict[str, Any]) -> str:
     runs = f"{counted(repeats, 'timed run')} of each method in turn"
     mode = "sampling (temperature 1, top-k 50)" if asked["sample"] else "greedy"
     prompts = counted(found["prompts"], "prompt")
-    if found["prompts"] < found.get("asked", 0):  # which older results do not say
+    if asked["minutes"] and found["prompts"] < found["asked"]:
         prompts = f"{found['prompts']} of {counted(found['asked'], 'prompt')} (in {asked['minutes']:g} minutes)"
     return (
         f"{name}, {mode}, {prompts} of {low} to {high} tokens, at most "

@@ -213,6 +213,7 @@ def test_the_verdict_does_not_judge_by_few_prompts_or_a_draft_that_cannot_pay(me
     text = verdict(result)
     assert "but 2 prompts cannot tell whether it pays" in text and "so chains of it cannot pay here" in text
     assert "range 1.30 to 1.50" in text and "medians over prompts with their range" in text
+    assert "2 prompts of " in text
     result["sets"]["mixed"]["asked"] = 6
     result["configuration"]["minutes"] = 2.0
     assert "2 of 6 prompts (in 2 minutes) of " in verdict(result)
