@@ -33,7 +33,7 @@ SETS = {
     "gsm8k_test": "GSM8K", "summaries": "summaries",
 }  # fmt: skip
 FORMS = {"eagle3": "EAGLE-3", "mixed": "embedding and state mixed", "plain-2": "two layers, tokens alone"}
-DETAILS = ("text", "same-draft", "assisted")  # methods that a first screen leaves out
+DETAILS = ("text", "same-draft")  # methods that a first screen leaves out
 
 
 def first(result: dict[str, Any]) -> list[str]:
