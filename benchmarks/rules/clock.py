@@ -35,8 +35,6 @@ from hf_specdecpp.hub.data import prompt_ids
 from hf_specdecpp.hub.loading import load_pair, load_tokenizer
 from hf_specdecpp.stopping import Round
 
-LONGEST = 12  # tokens of a traced draft
-
 
 def decoded(bench: Bench, method: Method, ids: torch.Tensor, costs: RunningCosts) -> tuple[int, float]:
     """How many tokens came behind the prompt's pass, and in how many seconds."""
@@ -72,7 +70,7 @@ def main() -> None:
     tokenizer, decoding = load_tokenizer(args.target), Decoding()
     bench = Bench(target, draft, decoding.generate_kwargs() | {"max_new_tokens": args.max_new_tokens})
     ways = [new_method(name, target, draft) for name in ("fixed=0", "chain")]
-    result = {}
+    config, result = recommendation(draft), {}
     for named in args.sets:
         name, texts = load_prompts(named, args.count)
         prompts = [torch.tensor([prompt_ids(tokenizer, text)], device=target.device) for text in texts]
@@ -85,9 +83,9 @@ def main() -> None:
         path = args.traces / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         plain = [ids[0].tolist() for ids in prompts]
-        record_traces(target, draft, plain, path, decoding, args.max_new_tokens, LONGEST, lambda: None)
+        record_traces(target, draft, plain, path, decoding, args.max_new_tokens, config.max_draft_length, lambda: None)
         profile = costs.profile()
-        rule = partial(recommendation(draft).new_rule, costs=profile)
+        rule = partial(config.new_rule, costs=profile)
         promised = [replay([trace], rule, profile).speedup for trace in read_traces(path)]
         quotients = [clock / promise for clock, promise in zip(ratios, promised, strict=True)]
         result[name] = {
