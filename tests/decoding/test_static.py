@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import heard, informed_draft, prompt, ragged, similar_draft, slow, tiny_model, with_head
+from models import heard, informed_draft, prompt, ragged, similar_draft, tiny_model, with_head
 from test_lossless import COSTS, GREEDY, HEAD, MANY_ROWS, ONE_ROW, SAMPLING, check, informed, models, rule
 from torch import nn
 from torch._dynamo.utils import counters
@@ -99,7 +99,8 @@ def test_nothing_is_compiled_twice():
     assert counters["stats"]["unique_graphs"] == before
 
 
-@pytest.mark.parametrize("dtype", (slow(torch.float32), torch.bfloat16))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_what_a_draft_reads_of_the_target_is_not_compiled_twice(dtype):
     target = tiny_model("llama")
     draft = informed_draft(target, [prompt(12)[0]], steps=0).to(dtype)
