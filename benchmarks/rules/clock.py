@@ -6,9 +6,9 @@
     python benchmarks/rules/clock.py --target TARGET --draft recipes/smollm2-135m/draft \\
         --head recipes/smollm2-135m/heads/greedy --set alpaca=FILE --traces runs/clock --output clock.json
 
-Our loop decodes every prompt with the chains of the recommended rule and without drafts, in turn. Counted is the time
-behind a prompt's own pass, which a replay knows nothing of. The costs of the replay are those of the same rounds, so
-what the clock is behind by is what lies between the passes.
+Our loop decodes every prompt with the chains of the recommended rule and without drafts, in turn. The rounds in which
+target and draft read the prompt do not count, for a replay knows nothing of them. Its costs are those of the other
+rounds, so what the clock is behind by is what lies between the passes.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ from hf_specdecpp.stopping import Round
 
 
 def decoded(bench: Bench, method: Method, ids: torch.Tensor, costs: RunningCosts) -> tuple[int, float]:
-    """How many tokens came behind the prompt's pass, and in how many seconds."""
-    ends: list[float] = []
-    came: list[int] = []
+    """How many tokens came of rounds that read no prompt, and in how many seconds."""
+    tokens, seconds, last = 0, 0.0, time.perf_counter()
 
     def hear(round: Round) -> None:
+        nonlocal tokens, seconds, last
         costs.hear(round)
-        ends.append(time.perf_counter())
-        came.append(round.new_tokens)
+        now = time.perf_counter()
+        if not round.reads_prompt:
+            tokens, seconds = tokens + round.new_tokens, seconds + now - last
+        last = now
 
     with collect_stats(on_round=hear):
         bench.run(method, ids)
-    return sum(came[1:]), ends[-1] - ends[0]
+    return tokens, seconds
 
 
 def main() -> None:
