@@ -17,8 +17,6 @@ from .measure import COUNTED, Row
 from .methods import Method
 
 THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-
-
 FEW = 6  # prompts, below which the interval of a median says little
 
 
