@@ -23,6 +23,10 @@ ordinary=runs/draft
 "$RUNS/peers/bin/python" $S/peers.py --target "$TARGET" --peers-draft $ordinary "${THREE[@]}" --set "$MT_BENCH" --set "$SUMMARIES" \
     --count 24 --repeats 0 --max-new-tokens 64 --output "$RUNS/peers-greedy.json"
 
+ours=(); for m in recommended compiled:fixed=0 compiled:recommended; do ours+=(--method $m); done
+"$RUNS/peers/bin/python" $S/peers.py --target "$TARGET" --peers-draft $ordinary --set "$ALPACA" --set "$GSM8K" "${ours[@]}" \
+    --count 24 --repeats 0 --max-new-tokens 64 --output "$RUNS/compiled-greedy.json"
+
 python $S/batches.py "${PAIR[@]}" --prompts "$ALPACA" --prompts "$GSM8K" --batches 3 --output "$RUNS/batches-greedy.json"
 
 bench() { # NAME METHODS OPTION...
