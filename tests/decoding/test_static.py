@@ -83,6 +83,7 @@ def test_inductor_makes_the_same_text():
     assert any(each.accepted for each in rounds)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_twice():
     target, draft, _ = models("llama")
     running = running_for("compiled", target, draft, 40)

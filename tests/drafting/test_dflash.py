@@ -213,6 +213,7 @@ def test_both_kinds_are_registered():
         assert type(made) is kind
 
 
+@pytest.mark.slow
 def test_a_wrong_reading_of_layer_ids_is_said(tmp_path, monkeypatch):
     """Trained with one meaning, published with the other."""
     warned = []
