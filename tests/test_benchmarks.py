@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from models import card_of, prompts, similar_draft, with_head
+from models import card_of, prompts, similar_draft, slow, with_head
 
 from hf_specdecpp.acceptance import model_signature
 from hf_specdecpp.decoding import Decoding
@@ -180,7 +180,7 @@ def test_peers_are_compared_prompt_by_prompt(run, material, flashspec, tmp_path)
     assert (tmp_path / "result.rows.jsonl").read_bytes().count(b"\n") == lines.count(b"\n") == 8 * 3 * 2 * 2
 
 
-@pytest.mark.parametrize("reads", ("before", "after"))
+@pytest.mark.parametrize("reads", (slow("before"), "after"))
 def test_epochs_with_and_without_stored_states_are_of_the_same_training(run, material, target, reads):
     options = "--labels", material / "labels", "--reads", reads, "--batch-size", 4, "--epochs", 2, "--limit", 18
     result = run("training/training_speed.py", *options, roles=["draft"])

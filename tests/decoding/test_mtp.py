@@ -45,7 +45,7 @@ CONFIGS = {
 of_mellum = pytest.mark.skipif(
     not hasattr(MellumConfig(), "mtp_layer_types"), reason="this transformers has no MTP layer of Mellum"
 )
-ARCHITECTURES = ("glm4_moe", slow("deepseek_v3"), pytest.param("mellum", marks=of_mellum))
+ARCHITECTURES = ("glm4_moe", slow("deepseek_v3"), pytest.param("mellum", marks=[of_mellum, pytest.mark.slow]))
 
 
 def checkpoint(folder, architecture: str, layers: int = 1):

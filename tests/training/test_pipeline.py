@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import LABELLED_MODES as MODES
-from models import card_of, prompts, similar_draft, slow
+from models import card_of, prompts, similar_draft
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -189,7 +189,8 @@ def test_a_trained_head_predicts_better_than_the_mean_and_is_saved_calibrated(la
     assert trained.target_signature == trained.draft_signature == model_signature(draft.config)  # the labels' pair
 
 
-@pytest.mark.parametrize("reads", ("before", slow("after")))
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", ("before", "after"))
 def test_stored_states_train_the_same_head_as_the_draft_itself(labels, tmp_path, reads):
     for mode in MODES.values():
         by_draft, by_store = (
