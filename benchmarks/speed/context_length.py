@@ -9,7 +9,7 @@
 
 A prompt is as many turns of one chat as fit, each a prompt of the set and its answer, then one more prompt. Both ways
 to decode take turns at each length. The time of a token leaves the reading of the prompt out: it begins when the
-first tokens come. In every pass the caches must hold no more tokens than the text; memory is that of keys and values
+first tokens come. In every pass the caches must hold as many tokens as the text; memory is that of keys and values
 at the end, of both models, with the room that they have to grow.
 """
 
@@ -29,6 +29,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdecpp import SpecDecPP, collect_stats
+from hf_specdecpp.drafting.informed.config import ReadsTarget
 from hf_specdecpp.evidence.conditions import write_result
 from hf_specdecpp.hub.data import load_rows, prompt_text
 from hf_specdecpp.hub.loading import load_pair, load_tokenizer
@@ -77,9 +78,10 @@ def bytes_of(cache: Cache) -> int:
 def checked(target: PreTrainedModel, draft: PreTrainedModel, clock: Clock) -> Iterator[dict[PreTrainedModel, Cache]]:
     """Asserts in every pass that the caches hold the text and no more; yields them, each by its model.
 
-    The target's lacks the text's last token when a round is verified. The draft's holds what it read of the text, and
-    besides what was drafted in the round.
+    The target's lacks the text's last token when a round is verified. The draft's reaches to the text's end, and holds
+    besides what was drafted in the round; one that reads its target has no entry for the first token.
     """
+    unsaid = int(isinstance(draft.config, ReadsTarget))
     caches: dict[PreTrainedModel, Cache] = {}
     drafted: int | None = None  # tokens of the round that the draft read; None before its first pass
 
@@ -92,7 +94,7 @@ def checked(target: PreTrainedModel, draft: PreTrainedModel, clock: Clock) -> It
             drafted = None
         else:
             drafted = 0 if drafted is None else drafted + read
-            assert cache.get_seq_length() + read <= text + drafted
+            assert cache.get_seq_length() + read == text - unsaid + drafted
 
     hooks = [model.register_forward_pre_hook(check, with_kwargs=True) for model in (target, draft)]
     try:
