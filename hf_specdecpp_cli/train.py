@@ -21,9 +21,7 @@ def train(
     labels: list[Path] = typer.Option(..., help="Folder made by `specdecpp label`; a sweep takes several."),
     output: Path = typer.Option(..., help="Folder for the head; an interrupted run goes on in it."),
     draft: str = typer.Option(None, help="Hub id or folder. (default: the labels' draft)", show_default=False),
-    mode: str = typer.Option(
-        None, help="Of the labels: greedy or sampling. (default: the first that they hold)", show_default=False
-    ),
+    mode: str = JOB.option("mode", note="(default: the first that the labels hold)"),
     reads: str = HEAD.option("reads", default="before"),
     feature: list[str] = HEAD.option("features", default=["probability", "entropy"], note="Or none."),
     label: str = JOB.option("label"),

@@ -197,12 +197,12 @@ def train_head(
     """Trains a head on the folder `labels`, calibrates it, and saves it in the folder `output`.
 
     The rows are split three ways: a share `held_out` chooses the best epoch and fits the calibration, another judges
-    the head, the rest trains it. Hidden states that the labels hold are used, else the draft makes them.
+    the head, the rest trains it. Hidden states that the labels hold are used, else the draft makes them. Without
+    `mode` it is the labelled one that `config.decoding` is.
 
     Args:
         config (`AcceptanceHeadConfig`): of the head; the pair that it leaves out is that of the labels.
-        mode (`str`, *optional*): which of the labelled decoding modes, greedy or sampling; left out, the one that
-            `config.decoding` is.
+        mode (`str`, *optional*): which of the labelled decoding modes, greedy or sampling.
         label (`str`): learn the `"acceptance"` of the drawn token, or the `"overlap"`, its expectation over the draw.
         patience (`int`, *optional*): stop after so many epochs without a better one; left out, never.
         on_step: called after each step of the optimizer with its number and the most that there will be.
