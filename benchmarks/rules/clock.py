@@ -85,7 +85,7 @@ def main() -> None:
         path = args.traces / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         plain = [ids[0].tolist() for ids in prompts]
-        record_traces(target, draft, plain, path, decoding, args.max_new_tokens, config.max_draft_length, lambda: None)
+        record_traces(target, draft, plain, path, decoding, args.max_new_tokens, config.max_draft_length)
         profile = costs.profile()
         rule = partial(config.new_rule, costs=profile)
         promised = [replay([trace], rule, profile).speedup for trace in read_traces(path)]
