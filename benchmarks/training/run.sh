@@ -4,8 +4,8 @@
 #   ALPACA_DEV=alpaca_dev.jsonl PROMPTS=prompts.jsonl TEXT=runs/smollm2-135m/responses.jsonl \
 #       RESPONSES=alpaca-dev=runs/smollm2-135m/eval_alpaca-dev.jsonl benchmarks/training/run.sh runs/training
 #
-# PROMPTS are some that the draft never saw; RESPONSES the target's to others, which drafts are judged on; TEXT the
-# target's to prompts of the training text.
+# PROMPTS are some that the draft never saw; RESPONSES, NAME=FILE NAME=FILE ..., the target's to others, which
+# drafts are judged on; TEXT the target's to prompts of the training text.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 RUNS=${1:?folder for what is measured} S=benchmarks/training R=recipes/smollm2-135m
@@ -22,9 +22,12 @@ specdecpp label "${PAIR[@]}" --prompts "$PROMPTS" --limit 320 --max-new-tokens 9
 for reads in before after; do
     python $S/training_speed.py --labels "$RUNS/labels" --draft $ordinary --reads $reads --epochs 2 --limit 320 --output "$RUNS/training-speed-$reads.json"
 done
-python $S/evaluate_draft.py "${PAIR[@]}" --draft $R/draft --responses "${RESPONSES:?}" --output "$RUNS/drafts.json"
+judged=() evaluated=()
+for each in ${RESPONSES:?}; do judged+=(--responses "$each") evaluated+=(--evaluate "$each"); done
+python $S/evaluate_draft.py "${PAIR[@]}" --draft $R/draft "${judged[@]}" --output "$RUNS/drafts.json"
+python $S/evaluate_draft.py "${PAIR[@]}" --draft $R/draft "${judged[@]:0:2}" --limit 64 --output "$RUNS/drafts-${RESPONSES%%=*}.json"
 # Drafts of other forms on the same text, at equal training.
-python $S/forms.py --target "$TARGET" --responses "${TEXT:?}" --teacher "$RUNS/teacher" --evaluate "$RESPONSES" \
+python $S/forms.py --target "$TARGET" --responses "${TEXT:?}" --teacher "$RUNS/teacher" "${evaluated[@]}" \
     --output "$RUNS/forms.json"
 python recipes/train_head.py $R.yaml --output "$RUNS/heads"
 
