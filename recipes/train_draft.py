@@ -44,14 +44,13 @@ from hf_specdecpp.training.informed_draft import (
     in_batches,
     initial_draft,
     judge_draft,
-    read_responses,
     train_draft,
     trained_draft,
+    training_texts,
 )
 from hf_specdecpp.training.pipeline import leave_processes
 from hf_specdecpp_cli import speaks_plainly
 
-HELD_OUT = 32  # every so many prompts
 DEFAULTS = DraftTraining()
 
 
@@ -83,16 +82,7 @@ def main(
     )  # fmt: skip
     accelerator = Accelerator(mixed_precision="bf16" if dtype == "bfloat16" else "no")
     tokenizer = load_tokenizer(target)
-    rows = [row for path in responses for row in read_responses(path, tokenizer)]
-    texts = {
-        "train": [text for number, text in rows if number % HELD_OUT],
-        "held_out": [text for number, text in rows if not number % HELD_OUT],
-    }
-    if not texts["train"]:
-        raise ValueError(f"{', '.join(map(repr, map(str, responses)))} hold no responses to train on: sample some")
-    for named in evaluate:
-        name, _, path = named.partition("=")
-        texts[name] = [text for _, text in read_responses(Path(path), tokenizer)]
+    texts = training_texts(responses, evaluate, tokenizer)
 
     model = load_model(target, dtype).to(accelerator.device)
     if start is None:

@@ -26,7 +26,7 @@ from hf_specdecpp.drafting.informed.config import layers_read
 from hf_specdecpp.evidence.conditions import public, write_result
 from hf_specdecpp.evidence.trace import branches_of
 from hf_specdecpp.hub.loading import DTYPES, load_draft, load_model, load_tokenizer
-from hf_specdecpp.training.informed_draft import Text, read_responses
+from hf_specdecpp.training.informed_draft import Text, named_texts
 
 POSITIONS = 5
 
@@ -82,10 +82,7 @@ def main() -> None:
     args = parser.parse_args()
 
     tokenizer, target = load_tokenizer(args.target), load_model(args.target, args.dtype)
-    sets = {}
-    for named in args.responses:
-        name, _, path = named.partition("=")
-        sets[name] = [text for _, text in read_responses(Path(path), tokenizer)][: args.limit]
+    sets = {name: texts[: args.limit] for name, texts in named_texts(args.responses, tokenizer).items()}
     found: dict[str, dict] = {name: {} for name in sets}
     for name in args.drafts:
         draft = load_draft(name, target, dtype=DTYPES[args.dtype])

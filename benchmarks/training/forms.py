@@ -23,7 +23,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -43,11 +43,9 @@ from hf_specdecpp.training.informed_draft import (
     in_batches,
     initial_draft,
     judge_draft,
-    read_responses,
     train_draft,
+    training_texts,
 )
-
-HELD_OUT = 32  # as in recipes/train_draft.py
 
 
 class MixedLayer(nn.Module):
@@ -138,21 +136,22 @@ def main() -> None:
 
     tokenizer, target = load_tokenizer(args.target), load_model(args.target, args.dtype)
     vocab_size = target.config.get_text_config().vocab_size
-    rows = [row for path in args.responses for row in read_responses(path, tokenizer)]
-    texts = {"train": [text for number, text in rows if number % HELD_OUT]}
-    for named in args.evaluate:
-        name, _, path = named.partition("=")
-        texts[name] = [text for _, text in read_responses(Path(path), tokenizer)]
+    texts = training_texts(args.responses, args.evaluate, tokenizer)
+    del texts["held_out"]
     layers = layers_read(initial_draft(target, torch.arange(8)).config, target.config)
-    training = DraftTraining(batch_tokens=args.batch_tokens)
+    training = DraftTraining(batch_tokens=args.batch_tokens, save_every=args.max_steps)
+    accelerator = Accelerator(mixed_precision="bf16" if args.dtype == "bfloat16" else "no", cpu=True)
     teachers = {
         name: Teacher(target, in_batches(found, args.batch_tokens), layers, training.top, args.teacher / name)
         for name, found in texts.items()
     }
-    covered: dict[int, dict[str, float]] = {}
-    for size in sorted({min(size, vocab_size) for _, size, _ in FORMS.values()}):
-        token_ids = choose_vocabulary(texts["train"], size, vocab_size)
-        covered[size] = {name: coverage(teachers[name], token_ids) for name in texts if name != "train"}
+    sizes = sorted({min(size, vocab_size) for _, size, _ in FORMS.values()})
+    vocabularies = {size: choose_vocabulary(texts["train"], size, vocab_size) for size in sizes}
+    taught = teachers.pop("train")
+    covered = {
+        size: {name: coverage(each, token_ids) for name, each in teachers.items()}
+        for size, token_ids in vocabularies.items()
+    }
     print(covered, flush=True)
     found = json.loads(args.output.read_text())["forms"] if args.output.exists() else {}
     for name in args.forms or FORMS:
@@ -160,12 +159,11 @@ def main() -> None:
             continue
         build, size, steps = FORMS[name]
         torch.manual_seed(0)
-        draft = build(target, choose_vocabulary(texts["train"], min(size, vocab_size), vocab_size)).float()
-        own = DraftTraining(steps or training.steps, batch_tokens=args.batch_tokens, save_every=args.max_steps)
-        accelerator = Accelerator(mixed_precision="bf16" if args.dtype == "bfloat16" else "no", cpu=True)
+        draft = build(target, vocabularies[min(size, vocab_size)]).float()
+        own = replace(training, steps=steps or training.steps)
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            losses = train_draft(draft, teachers["train"], own, Path(folder), accelerator, args.max_steps)
+            losses = train_draft(draft, taught, own, Path(folder), accelerator, args.max_steps)
         seconds = time.monotonic() - begin
         found[name] = {
             "weights": sum(each.numel() for each in draft.parameters() if each.requires_grad),
@@ -173,7 +171,7 @@ def main() -> None:
             "training": asdict(own),
             "seconds": seconds,
             "first_losses": losses[: max(args.max_steps // 10, 1)],
-            "sets": {each: judge_draft(draft, teachers[each]) for each in texts if each != "train"},
+            "sets": {each: judge_draft(draft, teacher) for each, teacher in teachers.items()},
         }
         for each, quality in found[name]["sets"].items():
             print(name, each, quality, flush=True)

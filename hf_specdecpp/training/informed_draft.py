@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from .unrolling import DraftQuality, Lesson, UnrolledLoss
 NAMES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps",
          "max_position_embeddings", "rope_parameters", "attention_bias", "mlp_bias", "initializer_range")  # fmt: skip
 CHECKPOINT = "checkpoint.pt"
+HELD_OUT = 32  # every so many prompts are kept from training
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,34 @@ def read_responses(path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[t
             ) from error
         if response and len(asked) > 1:
             yield row.get("row", number), Text(asked + response, len(asked))
+
+
+def training_texts(
+    responses: Iterable[Path], judged: Iterable[str], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, list[Text]]:
+    """What a draft is trained on, `train`, what is held out of it, `held_out`, and `named_texts`.
+
+    Raises:
+        ValueError: if nothing is left to train on, or for what is no response, see `read_responses`.
+    """
+    files = list(responses)
+    rows = [row for path in files for row in read_responses(path, tokenizer)]
+    texts = {
+        "train": [text for number, text in rows if number % HELD_OUT],
+        "held_out": [text for number, text in rows if not number % HELD_OUT],
+    }
+    if not texts["train"]:
+        raise ValueError(f"{', '.join(map(repr, map(str, files)))} hold no responses to train on: sample some")
+    return texts | named_texts(judged, tokenizer)
+
+
+def named_texts(named: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[Text]]:
+    """The responses of files given as NAME=FILE, see `read_responses`."""
+    found = {}
+    for each in named:
+        name, _, path = each.partition("=")
+        found[name] = [text for _, text in read_responses(Path(path), tokenizer)]
+    return found
 
 
 def in_batches(texts: list[Text], tokens: int, seed: int = 0) -> list[list[Text]]:
